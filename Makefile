@@ -1,0 +1,64 @@
+# The one entry. `make` lists what there is.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+CXX_SOURCES := $(wildcard src/lily_native/*.cpp src/lily_native/*.h tests/native/*.cpp)
+PACKAGE_SOURCES := pyproject.toml CMakeLists.txt $(shell find python src shaders tools -name '*.py' -o -name '*.cpp' \
+    -o -name '*.h' -o -name '*.metal' -o -name '*.txt' -o -name '*.jinja' -o -name '*.json' -o -name '*.safetensors')
+PROMPT ?= Tell me a story about a fox named Tim.
+K ?=
+DEVICE ?= cpu
+
+.PHONY: help demo test lint format bench sanitize golden clean
+
+help:  ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/installed  ## install Lily into .venv and let the demo model write
+	@$(BIN)/lily generate "$(PROMPT)" --no-thinking --max-tokens 200
+
+test: $(VENV)/tested  ## run the tests (K=expression picks some, DEVICE=cpu32 runs the model on that device)
+	$(BIN)/python -m pytest $(if $(K),-k "$(K)") --device $(DEVICE) tests
+
+lint: $(VENV)/linted  ## check style, types, the kernel table and docs/KERNELS.md
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy python/lily tools/*.py
+	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
+	$(BIN)/python tools/check_style.py
+	$(BIN)/python tools/kernel_table.py --shaders shaders --out-dir build/lint \
+	    --check src/lily_native/model.cpp --check-docs docs/KERNELS.md
+
+format: $(VENV)/linted  ## rewrite sources in the project's style, and docs/KERNELS.md from the shaders
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_SOURCES)
+	$(BIN)/python tools/kernel_table.py --shaders shaders --out-dir build/lint --docs docs/KERNELS.md
+
+bench: $(VENV)/tested  ## measure decode and prefill of the demo model beside mlx-lm, in one run
+	$(BIN)/python tools/bench.py
+
+sanitize: $(VENV)/tested $(VENV)/linted  ## kernel, checkpoint and engine tests under AddressSanitizer and UBSan
+	JOBS=$(JOBS) BIN=$(abspath $(BIN)) sh tools/sanitize.sh
+
+clean:  ## remove what was built; the next make starts anew
+	rm -rf build $(VENV)
+
+$(VENV)/created:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Each stamp is younger than everything that it was made from.
+$(VENV)/installed: $(VENV)/created $(PACKAGE_SOURCES)
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/pip install --quiet --disable-pip-version-check .
+	@touch $@
+
+$(VENV)/tested: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check $$($(BIN)/python tools/extra.py test)
+	@touch $@
+
+$(VENV)/linted: $(VENV)/created pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check $$($(BIN)/python tools/extra.py dev)
+	@touch $@

@@ -1,0 +1,59 @@
+"""Lily runs Qwen3.6-35B-A3B (4-bit MLX format) and models of the same architecture in your process.
+
+>>> from lily import Engine
+>>> with Engine("demo") as engine:
+...     for chunk in engine.generate([{"role": "user", "content": "Hi"}], temperature=0):
+...         print(chunk.text, end="")
+"""
+
+from __future__ import annotations
+
+import logging
+
+from lily.engine import Engine, Score
+from lily.errors import (
+    CheckpointError,
+    ContextFullError,
+    DeviceError,
+    LilyError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
+from lily.results import Chunk, PrefillProgress, Token, TokenLogprob, Usage
+from lily.sampling import SamplingParams
+from lily.session import Prefill, Session
+from lily.tokenizer import Detokenizer, Tokenizer
+
+__all__ = [
+    "CheckpointError",
+    "Chunk",
+    "ContextFullError",
+    "Detokenizer",
+    "DeviceError",
+    "Engine",
+    "LilyError",
+    "OutOfMemoryError",
+    "Prefill",
+    "PrefillProgress",
+    "SamplingParams",
+    "Score",
+    "Session",
+    "Token",
+    "TokenLogprob",
+    "Tokenizer",
+    "UnsupportedError",
+    "Usage",
+]
+
+logging.getLogger("lily").addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":  # importlib.metadata is slow to import
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("lily")
+        except PackageNotFoundError:  # a source folder that was never installed
+            return "unknown"
+    raise AttributeError(f"module 'lily' has no attribute {name!r}")

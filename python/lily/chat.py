@@ -1,0 +1,349 @@
+"""Conversations to prompts with the chat template, and generated tokens to answer text and reasoning."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pathlib
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from lily.errors import CheckpointError, UnsupportedError
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from lily.tokenizer import Tokenizer
+
+Kind = Literal["text", "reasoning"]
+
+_ROLES = ("system", "user", "assistant", "tool")
+# Written behind the message to be continued; the blank shows whether the template strips what it writes.
+_CONTINUE_MARK = "LILY_CONTINUE_FINAL_MESSAGE "
+
+
+def find_template(folder: pathlib.Path, config: Mapping[str, Any]) -> str | None:
+    """Return the text of the chat template of a checkpoint folder, or None."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several named templates
+        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+class ChatTemplate:
+    """The chat template of a checkpoint, rendered as transformers renders it."""
+
+    def __init__(self, folder: pathlib.Path, config: Mapping[str, Any]) -> None:
+        text = find_template(folder, config)
+        if text is None:
+            raise CheckpointError(
+                f"{folder} has no chat template (chat_template.jinja): use text or token ids"
+            )
+        self._constants: dict[str, Any] = {"documents": None}
+        for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+            token = config.get(name)
+            token = token.get("content") if isinstance(token, dict) else token
+            if token is not None:
+                self._constants[name] = token
+        self._template = _compile(text, folder)
+        self._lock = threading.Lock()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool | None,
+        continue_final_message: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Return the prompt text. See Tokenizer.apply_chat_template."""
+        import jinja2
+
+        if continue_final_message and add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt exclude each other")
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        chat = checked_messages(messages)
+        if continue_final_message:
+            _mark_final(chat[-1])
+        values = {**self._constants, **variables, "tools": checked_tools(tools), "messages": chat}
+        try:
+            with self._lock:
+                text = self._template.render(values, add_generation_prompt=add_generation_prompt)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the chat template refuses the messages: {error}") from error
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"the chat template cannot write the messages: {error}") from error
+        return _cut_at_mark(text) if continue_final_message else text
+
+
+def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a plain copy of a conversation in the form templates expect.
+
+    Keys that are None are left out, lists of text parts become text, JSON arguments of tool calls become
+    objects, the role developer becomes system, and reasoning is accepted for reasoning_content.
+
+    Raises:
+        ValueError: A message is not valid; the text says which one and why.
+        UnsupportedError: A message has an image, audio or video part.
+    """
+    plain = _plain(messages, "messages")
+    if not isinstance(plain, list) or not plain:
+        raise ValueError("messages must be a non-empty list of dicts with role and content")
+    chat = []
+    for index, message in enumerate(plain):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise ValueError(f"{where} must be a dict with role and content, not {type(message).__name__}")
+        chat.append(_checked_message({k: v for k, v in message.items() if v is not None}, index, where))
+    return chat
+
+
+def _checked_message(message: dict[str, Any], index: int, where: str) -> dict[str, Any]:
+    role = message.get("role")
+    if role == "developer":  # OpenAI's newer name for the same thing
+        role = message["role"] = "system"
+    if role not in _ROLES:
+        raise ValueError(f"{where} has role {role!r}; the roles are {', '.join(_ROLES)} and developer")
+    if role == "system" and index > 0:
+        raise ValueError(
+            f"{where} has role 'system', which only the first message may have: join system messages"
+        )
+    if "content" in message:
+        message["content"] = _content_text(message["content"], where)
+    elif role != "assistant":
+        raise ValueError(f"{where} has no content")
+    for name in ("reasoning", "thinking"):
+        if name in message:
+            message.setdefault("reasoning_content", message[name])
+    if "tool_calls" in message:
+        message["tool_calls"] = _checked_calls(message["tool_calls"], f"{where}.tool_calls")
+    return message
+
+
+def _content_text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ValueError(
+            f"{where}.content must be text or a list of text parts, not {type(content).__name__}"
+        )
+    texts = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+        if isinstance(part, dict) and kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif isinstance(part, dict) and kind != "text":
+            raise UnsupportedError(f"{where}.content has a part of type {kind!r}; Lily reads text only")
+        else:
+            raise ValueError(f"{where}.content: a part must be {{'type': 'text', 'text': ...}}, not {part!r}")
+    return "".join(texts)
+
+
+def _checked_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise ValueError(f"{where} must be a list, not {type(calls).__name__}")
+    for index, call in enumerate(calls):
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError(f"{where}[{index}] must be a dict with function.name and function.arguments")
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments) if arguments.strip() else {}
+            except ValueError as error:
+                raise ValueError(f"{where}[{index}].function.arguments is not JSON: {error}") from error
+        if not isinstance(arguments, dict):
+            kind = type(arguments).__name__
+            raise ValueError(f"{where}[{index}].function.arguments must be a JSON object, not {kind}")
+        function["arguments"] = arguments
+    return calls
+
+
+def checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Return a plain copy of a list of tools, or None.
+
+    Raises:
+        ValueError: A tool is not a dict with the name of a function.
+    """
+    if tools is None:
+        return None
+    plain = _plain(tools, "tools")
+    if not isinstance(plain, list):
+        raise ValueError(f"tools must be a list of dicts, not {type(tools).__name__}")
+    for index, tool in enumerate(plain):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError(
+                f"tools[{index}] must be a dict like {{'type': 'function', 'function': {{'name': ...}}}}"
+            )
+    return plain
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Copy into plain JSON types, so that a template from the internet sees no object with methods."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "model_dump"):  # messages of the OpenAI client are pydantic models
+        return _plain(value.model_dump(), where)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, where) for key, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
+        return [_plain(item, where) for item in value]
+    raise ValueError(f"{where} must consist of JSON types, {type(value).__name__} found")
+
+
+def _mark_final(message: dict[str, Any]) -> None:
+    if not isinstance(message.get("content"), str):
+        raise ValueError("continue_final_message: the last message has no content to continue")
+    message["content"] += _CONTINUE_MARK
+
+
+def _cut_at_mark(text: str) -> str:
+    at = text.rfind(_CONTINUE_MARK.strip())
+    if at < 0:
+        raise ValueError("continue_final_message: the chat template leaves out the last message")
+    kept = text[:at]
+    return kept if text.startswith(_CONTINUE_MARK, at) else kept.rstrip()
+
+
+def _compile(text: str, folder: pathlib.Path) -> jinja2.Template:
+    """Compile a template with the conventions of transformers.
+
+    Source: transformers chat_template_utils.py: _compile_jinja_template.
+    """
+    import jinja2
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """{% generation %} marks training targets; for a prompt its body is plain text."""
+
+        tags = frozenset({"generation"})  # type: ignore[assignment]
+
+        def parse(self, parser: Any) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        # Jinja's own filter escapes <, >, & and ' for HTML.
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    try:
+        return environment.from_string(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise CheckpointError(
+            f"{folder}: the chat template is broken at line {error.lineno}: {error}"
+        ) from error
+
+
+class ReplyStream:
+    """Splits generated tokens into answer text and reasoning, and looks for stop strings in the answer.
+
+    The tokens <think> and </think> switch between the two and are not part of the text, nor are the line
+    breaks that the chat template puts around them. Text is held back while it may be the beginning of a stop
+    string, and line breaks at the end of reasoning while they may be its last.
+
+    Args:
+        tokenizer: Tokenizer of the checkpoint.
+        context: Token ids in front of the reply; reasoning may have been opened there.
+        stop: Stop strings.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], stop: Sequence[str] = ()) -> None:
+        self.stopped = False
+        self._open = tokenizer.token_id("<think>")
+        self._close = tokenizer.token_id("</think>")
+        self._stop = tuple(stop)
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=True)
+        self._held = ""
+        self.kind: Kind = "reasoning" if self._left_open(tokenizer, context) else "text"
+        self._trim = False
+
+    def _left_open(self, tokenizer: Tokenizer, context: Sequence[int]) -> bool:
+        """Tell whether the last marker of the context is <think>; a special token ends a turn."""
+        for index in reversed(context):
+            if index == self._open:
+                return True
+            if index == self._close or index in tokenizer.special_ids:
+                return False
+        return False
+
+    def add(self, index: int) -> list[tuple[Kind, str]]:
+        """Take one token id and return the pieces (kind, text) that are certain with it."""
+        if index == self._open and self.kind == "text":
+            return self._switch("reasoning", self._detokenizer.flush())
+        if index == self._close and self.kind == "reasoning":
+            last = (self._held + self._detokenizer.flush()).rstrip("\n")
+            self._held = ""
+            return self._switch("text", last)
+        return self._feed(self._detokenizer.add(index))
+
+    def finish(self) -> list[tuple[Kind, str]]:
+        """Return what is still held back, unless a stop string was found."""
+        if self.stopped:
+            return []
+        pieces = self._feed(self._detokenizer.flush())
+        if self._held and not self.stopped:
+            pieces.append((self.kind, self._held))
+        self._held = ""
+        return pieces
+
+    def _switch(self, kind: Kind, last: str) -> list[tuple[Kind, str]]:
+        pieces = self._feed(last)
+        if self.stopped:
+            return pieces
+        if self._held:
+            pieces.append((self.kind, self._held))
+        self._held = ""
+        self.kind = kind
+        self._trim = True
+        return pieces
+
+    def _feed(self, piece: str) -> list[tuple[Kind, str]]:
+        if self._trim:
+            piece = piece.lstrip("\n")
+            self._trim = not piece
+        text = self._held + piece
+        cut = len(text.rstrip("\n")) if self.kind == "reasoning" else self._find_stop(text)
+        self._held = "" if self.stopped else text[cut:]
+        return [(self.kind, text[:cut])] if cut else []
+
+    def _find_stop(self, text: str) -> int:
+        """Return how much of the text is certain: up to a stop string, or up to what may become one.
+
+        The stop string that is complete first wins, so that the result does not depend on how tokens split
+        the text.
+        """
+        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            return min(found)[1]
+        for length in range(max(map(len, self._stop), default=0), 0, -1):
+            if len(text) >= length and any(stop.startswith(text[-length:]) for stop in self._stop):
+                return len(text) - length
+        return len(text)

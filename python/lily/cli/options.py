@@ -1,0 +1,102 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from lily.cli.terminal import ProgressBar, is_terminal
+from lily.engine import DEVICES, Engine
+
+_MIB = 1 << 20
+
+# option, type, metavar, help: fields of SamplingParams of the same name
+_SAMPLING: tuple[tuple[str, type, str, str], ...] = (
+    ("max-tokens", int, "N", "most tokens to produce (default: what the context has room for)"),
+    ("temperature", float, "T", "0 always takes the most likely token (default: the model's)"),
+    (
+        "top-p",
+        float,
+        "P",
+        "choose among the most likely tokens of total probability P (default: the model's)",
+    ),
+    ("top-k", int, "K", "choose among the K most likely tokens, 0 is all (default: the model's)"),
+    ("min-p", float, "P", "leave out tokens less likely than P times the most likely one"),
+    ("presence-penalty", float, "X", "lower tokens that occurred, -2 to 2"),
+    ("frequency-penalty", float, "X", "lower tokens by how often they occurred, -2 to 2"),
+    ("repetition-penalty", float, "X", "divide the logits of tokens that occurred, 1 is none"),
+    ("seed", int, "N", "the same seed gives the same answer (default: random)"),
+)
+
+
+def add_command(commands: Any, name: str, text: str, examples: str) -> argparse.ArgumentParser:
+    """Add a command with the help text and examples."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add --model, --device and what belongs to them."""
+    group = parser.add_argument_group("model")
+    text = "'demo', a folder, or a Hugging Face hub id (default: demo, which comes with Lily)"
+    group.add_argument("--model", default="demo", metavar="MODEL", help=text)
+    group.add_argument("--revision", metavar="REV", help="revision on the hub")
+    group.add_argument("--device", default="auto", choices=DEVICES, help="where to run (default: auto)")
+    text = "most tokens of prompt and answer together (default: 32768, or the model's maximum if less)"
+    group.add_argument("--context", type=int, metavar="N", help=text)
+    group.add_argument("--threads", type=int, default=0, metavar="N", help="threads of the cpu device")
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each sampling parameter."""
+    group = parser.add_argument_group("sampling")
+    for name, kind, metavar, text in _SAMPLING:
+        names = (f"--{name}", "--temp") if name == "temperature" else (f"--{name}",)
+        group.add_argument(*names, type=kind, metavar=metavar, help=text)
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end the answer at TEXT (repeatable)")
+
+
+def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the sampling parameters that were given, as arguments of generate()."""
+    names = [name.replace("-", "_") for name, *_ in _SAMPLING] + ["stop"]
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
+
+
+def open_engine(args: argparse.Namespace, **settings: Any) -> Engine:
+    """Load the model, with a progress bar."""
+    bar = ProgressBar(f"loading {args.model}", _MIB, " MiB")
+    try:
+        return Engine(
+            args.model,
+            device=args.device,
+            context=args.context,
+            revision=args.revision,
+            threads=args.threads,
+            progress=bar,
+            **settings,
+        )
+    finally:
+        bar.wipe()
+
+
+def read_text(argument: str | None) -> str:
+    """Return a text argument, or standard input if it is missing or "-".
+
+    Raises:
+        ValueError: Nothing was given.
+    """
+    if argument is not None and argument != "-":
+        return argument
+    if argument is None and is_terminal(sys.stdin):
+        raise ValueError("give the text as an argument, or on standard input")
+    text = sys.stdin.read()
+    if not text.strip():
+        raise ValueError("standard input is empty")
+    return text

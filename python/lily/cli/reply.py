@@ -1,0 +1,67 @@
+"""Printing an answer while it is generated."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from lily.cli.terminal import dim, is_terminal
+from lily.results import Chunk, Usage
+
+
+class Reply:
+    """Collects the chunks of an answer and prints them.
+
+    Reasoning is printed on a terminal only, so that a pipe or file gets the answer and nothing else.
+
+    Args:
+        quiet: Print nothing, only collect.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.text = ""
+        self.reasoning = ""
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.usage: Usage | None = None
+        self._quiet = quiet
+        self._terminal = is_terminal(sys.stdout)
+
+    def read(self, chunks: Iterable[Chunk]) -> None:
+        """Print chunks as they come; what was read stays if this is interrupted."""
+        for chunk in chunks:
+            if chunk.kind == "reasoning":
+                self._show_reasoning(chunk.text)
+                self.reasoning += chunk.text
+            else:
+                self._show_text(chunk.text)
+                self.text += chunk.text
+            self.token_ids += chunk.token_ids
+            self.finish_reason = chunk.finish_reason
+            self.usage = chunk.usage
+
+    def end_line(self) -> None:
+        """End the line of the answer."""
+        if not self._quiet and (self.text or (self.reasoning and self._terminal)):
+            print(flush=True)
+
+    def _show_reasoning(self, text: str) -> None:
+        if self._quiet or not self._terminal or not text:
+            return
+        head = "" if self.reasoning else dim("(thinking) ", sys.stdout)
+        print(head + dim(text, sys.stdout), end="", flush=True)
+
+    def _show_text(self, text: str) -> None:
+        if self._quiet or not text:
+            return
+        head = "\n\n" if self.reasoning and not self.text and self._terminal else ""
+        print(head + text, end="", flush=True)
+
+
+def speed_line(usage: Usage) -> str:
+    """Return the counts and speed of an answer in one line."""
+    return (
+        f"prompt {usage.prompt_tokens} tokens, {usage.prompt_tps:.0f} tok/s; "
+        f"answer {usage.completion_tokens} tokens, {usage.generation_tps:.1f} tok/s; "
+        f"first token after {usage.ttft:.2f} s"
+    )

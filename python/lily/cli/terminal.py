@@ -1,0 +1,70 @@
+"""What the user sees beside the answer: notes, a progress bar, dim text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from typing import TextIO
+
+
+def note(text: str) -> None:
+    """Write one line to standard error."""
+    print("lily: " + " ".join(text.split()), file=sys.stderr)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Tell whether a stream is a terminal."""
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def dim(text: str, stream: TextIO) -> str:
+    """Return text in faint letters if the stream is a terminal with colours (NO_COLOR is respected)."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not is_terminal(stream)
+    return text if plain or not text else f"\x1b[2m{text}\x1b[22m"
+
+
+class ProgressBar:
+    """A bar on standard error, drawn on a terminal only and wiped when the work is done.
+
+    Args:
+        label: What is being done.
+        scale: Units of the counter that make one of the unit shown.
+        unit: Unit shown.
+    """
+
+    def __init__(self, label: str, scale: float = 1, unit: str = "") -> None:
+        self._label = label
+        self._scale = scale
+        self._unit = unit
+        self._stream = sys.stderr
+        self._active = is_terminal(self._stream)
+        self._drawn = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show that done of total units are finished."""
+        now = time.monotonic()
+        if not self._active or (done < total and now - self._drawn < 0.05):
+            return
+        self._drawn = now
+        if done >= total:
+            self.wipe()
+            return
+        counts = (
+            f"{done / self._scale:.{self._digits()}f}/{total / self._scale:.{self._digits()}f}{self._unit}"
+        )
+        room = shutil.get_terminal_size().columns - len(self._label) - len(counts) - 6
+        width = max(min(room, 40), 0)
+        full = int(width * done / max(total, 1))
+        self._stream.write(f"\r{self._label} [{'#' * full}{'-' * (width - full)}] {counts}\x1b[K")
+        self._stream.flush()
+
+    def wipe(self) -> None:
+        """Remove the bar."""
+        if self._active and self._drawn:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def _digits(self) -> int:
+        return 1 if self._scale > 1 else 0

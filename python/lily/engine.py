@@ -1,0 +1,404 @@
+"""The engine: a loaded model, and the calls applications make on it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pathlib
+import threading
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lily.errors import CheckpointError, OutOfMemoryError
+from lily.results import Chunk, Token
+from lily.sampling import SamplingOptions, SamplingParams, StepOptions
+from lily.session import Core, Messages, Prefill, Progress, Request, Session, TokenIds
+from lily.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from lily.checkpoint import Checkpoint
+
+logger = logging.getLogger("lily")
+
+DEVICES = ("auto", "metal", "cuda", "cpu", "cpu32")
+DEFAULT_CONTEXT = 32768
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Log probabilities of given tokens.
+
+    Attributes:
+        token_ids: The tokens, int32 [T].
+        logprobs: Log probability of token 1 ... T-1, each after those before it, float32 [T-1].
+        top_ids: Most likely tokens after each position, most likely first, int32 [T, k].
+        top_logprobs: Their log probabilities, float32 [T, k].
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    top_ids: npt.NDArray[np.int32]
+    top_logprobs: npt.NDArray[np.float32]
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log probability; NaN for a single token."""
+        if not self.logprobs.size:
+            return float("nan")
+        return float(np.exp(-self.logprobs.mean(dtype=np.float64)))
+
+
+class Engine:
+    """A loaded model on a device.
+
+    prefill(), step() and logits act on the engine's own session, which is made when first needed; generate()
+    uses it too, or a temporary one while another generation is under way in it. Calls may come from any
+    thread. Use it as a context manager, or call close(), to give the memory back at a known time.
+
+    Args:
+        model: "demo" (a small model that comes with Lily), a folder, or a Hugging Face hub id.
+        device: "auto", "metal", "cuda", "cpu", or "cpu32" (slow; behaves like a GPU, for tests).
+        context: Most tokens a session can hold. Default: 32768, or the model's own maximum if that is less.
+        prefill_chunk: Tokens of a prompt that are processed at once.
+        memory_limit: Most bytes the engine may take. Default: the machine's memory.
+        revision: Revision on the hub.
+        progress: Called with (done, total) bytes while files are downloaded and weights are loaded.
+        threads: Threads of the cpu device; 0 is one for each physical core.
+        max_sessions: Most sessions at the same time.
+
+    Raises:
+        CheckpointError: The model was not found, or its files are damaged.
+        UnsupportedError: It is not a model Lily runs.
+        OutOfMemoryError: It needs more than memory_limit or the machine's memory; nothing was loaded.
+        DeviceError: The device is missing or failed.
+        ValueError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = "demo",
+        *,
+        device: str = "auto",
+        context: int | None = None,
+        prefill_chunk: int = 2048,
+        memory_limit: int | None = None,
+        revision: str | None = None,
+        progress: Progress | None = None,
+        threads: int = 0,
+        max_sessions: int = 4,
+    ) -> None:
+        from lily import _native
+
+        _check_settings(device, context, prefill_chunk, max_sessions, threads, memory_limit)
+        self._checkpoint = checkpoint = _open(model, revision, progress)
+        context = _context_of(checkpoint, context)
+        settings = {
+            "context": context,
+            "prefill_chunk": prefill_chunk,
+            "max_sessions": max_sessions,
+            "device": device,
+        }
+        self._plan = _memory_plan(checkpoint, settings)
+        _check_memory(checkpoint.name, self._plan, memory_limit, device)
+        if context > checkpoint.max_position:
+            warnings.warn(
+                f"context {context} exceeds the {checkpoint.max_position} tokens of {checkpoint.name}'s training",
+                stacklevel=2,
+            )
+        vocab = int(checkpoint.config["vocab"])
+        tokenizer = Tokenizer(checkpoint.folder, vocab)
+        native = _native.Engine(
+            _native.Config(**checkpoint.config),
+            checkpoint.tensors,
+            device=device,
+            context=context,
+            prefill_chunk=prefill_chunk,
+            threads=threads,
+            max_sessions=max_sessions,
+            progress=progress,
+        )
+        self._core = Core(
+            native,
+            tokenizer,
+            context=context,
+            vocab=vocab,
+            eos_ids=checkpoint.eos_token_ids,
+            generation_config=checkpoint.generation_config,
+        )
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        logger.info("loaded %s: %s", checkpoint.name, self._plan)
+
+    @staticmethod
+    def plan_memory(
+        model: str | os.PathLike[str] = "demo",
+        *,
+        device: str = "auto",
+        context: int | None = None,
+        prefill_chunk: int = 2048,
+        max_sessions: int = 4,
+        revision: str | None = None,
+    ) -> dict[str, int]:
+        """Return the bytes an engine would take, by purpose and in total, without loading weights.
+
+        A model that is not on this machine yet is downloaded. Arguments as for Engine.
+        """
+        _check_settings(device, context, prefill_chunk, max_sessions, 0, None)
+        checkpoint = _open(model, revision, None)
+        settings = {"prefill_chunk": prefill_chunk, "max_sessions": max_sessions, "device": device}
+        return _memory_plan(checkpoint, {**settings, "context": _context_of(checkpoint, context)})
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the memory back, sessions included; a second call does nothing."""
+        self._core.close()
+
+    @property
+    def context(self) -> int:
+        """Most tokens a session can hold."""
+        return self._core.context
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer and chat template."""
+        return self._core.tokenizer
+
+    @property
+    def logits(self) -> npt.NDArray[np.float32]:
+        """Logits after the last token handed out by the engine's own session, float32 [vocab].
+
+        Raises:
+            LilyError: There is no token yet.
+        """
+        return self._default_session().logits
+
+    def info(self) -> dict[str, Any]:
+        """Return facts about the model, the device and the memory, as JSON types."""
+        native = self._core.native().info()
+        return {
+            **native,
+            "model": self._checkpoint.name,
+            "folder": str(self._checkpoint.folder),
+            "context": self._core.context,
+            "max_position": self._checkpoint.max_position,
+            "vocab": self._core.vocab,
+            "eos_token_ids": sorted(self._core.eos_ids),
+            "memory": dict(self._plan),
+        }
+
+    def session(self) -> Session:
+        """Return a new session with an empty context.
+
+        Raises:
+            OutOfMemoryError: max_sessions are open already, or there is no memory for one more.
+        """
+        return Session(self._core)
+
+    def prefill(self, prompt: str | TokenIds) -> Prefill:
+        """Append a prompt to the context of the engine's own session. See Session.prefill()."""
+        return self._default_session().prefill(prompt)
+
+    def step(
+        self,
+        max_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[StepOptions],
+    ) -> Iterator[Token]:
+        """Choose and append tokens in the engine's own session. See Session.step()."""
+        return self._default_session().step(max_tokens, sampling, **options)
+
+    def reset(self) -> None:
+        """Forget all tokens of the engine's own session."""
+        self._default_session().reset()
+
+    def generate(
+        self,
+        prompt: str | TokenIds | Messages | None = None,
+        sampling: SamplingParams | None = None,
+        *,
+        session: Session | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        enable_thinking: bool | None = None,
+        thinking_token_budget: int | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Generator[Chunk, None, None]:
+        """Answer a prompt, as an iterator of Chunk; the last one has finish_reason and usage.
+
+        Arguments are checked at the call, work begins with the first chunk that is read. Closing the
+        iterator, or Ctrl-C, stops within one prefill chunk or token and leaves the session usable.
+
+        Args:
+            prompt: The whole context, as messages (dicts with role and content, written with the checkpoint's
+                chat template), text (taken as it is), or token ids. Whatever was in the session before is
+                forgotten.
+                None: go on from what the session holds, for instance after prefill().
+            sampling: Sampling parameters; what it leaves out comes from the checkpoint's
+                generation_config.json.
+            session: Session to use. Default: the engine's own, or a temporary one while that is generating.
+            tools: Functions the model may call (messages only); calls are part of the text.
+            tool_choice: Not implemented yet.
+            response_format: Not implemented yet.
+            enable_thinking: False asks for an answer without reasoning (messages only).
+            thinking_token_budget: Not implemented yet.
+            chat_template_kwargs: Further variables of the chat template (messages only).
+            progress: Called with (done, total) prompt tokens after each chunk of the prompt.
+            **options: Fields of SamplingParams, which win over sampling: max_tokens, temperature, top_p,
+                top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, seed, stop,
+                stop_token_ids, ignore_eos, logprobs, top_logprobs.
+
+        Raises:
+            ValueError: An argument or message is wrong.
+            ContextFullError: The prompt does not fit in the context.
+            UnsupportedError: An argument is not implemented yet.
+        """
+        request = self._core.request(
+            prompt,
+            sampling,
+            options,
+            tools=tools,
+            tool_choice=tool_choice,
+            response_format=response_format,
+            enable_thinking=enable_thinking,
+            thinking_token_budget=thinking_token_budget,
+            chat_template_kwargs=chat_template_kwargs,
+            progress=progress,
+        )
+        if session is None:
+            return self._run(request)
+        if session._core is not self._core:
+            raise ValueError("session belongs to another engine")
+        return session.run(request)
+
+    def score(self, tokens: str | TokenIds, *, top_logprobs: int = 0) -> Score:
+        """Return the log probability of each given token after those before it.
+
+        Args:
+            tokens: Token ids, or text (special tokens in it are recognised); at most context tokens.
+            top_logprobs: Also return this many most likely tokens at each position.
+
+        Raises:
+            ValueError: No token is given, or one the model does not have.
+            ContextFullError: There are more tokens than the context holds.
+        """
+        if isinstance(top_logprobs, bool) or not 0 <= top_logprobs <= self._core.vocab:
+            raise ValueError(
+                f"top_logprobs must be an integer from 0 to {self._core.vocab}, not {top_logprobs!r}"
+            )
+        ids = self._core.token_ids(tokens)
+        # The last position has no next token: its log probability is computed for token 0 and dropped.
+        targets = np.append(ids[1:], np.int32(0)).astype(np.int32)
+        native = self._core.native().session()
+        parts = []
+        done = 0
+        try:
+            while done < len(ids):
+                taken, *part = native.score(ids[done:], targets[done:], top_logprobs)
+                parts.append(part)
+                done += taken
+        finally:
+            if not self._core.closed:
+                native.close()
+        logprobs, top_ids, top = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return Score(ids, logprobs[:-1], top_ids, top)
+
+    def _default_session(self) -> Session:
+        with self._lock:
+            if self._session is None:
+                self._session = Session(self._core)
+            return self._session
+
+    def _run(self, request: Request) -> Generator[Chunk, None, None]:
+        session = self._default_session()
+        if session.claim(request) or request.ids is None:
+            yield from session.run(request)
+        else:
+            with Session(self._core) as temporary:
+                yield from temporary.run(request)
+
+
+def _check_settings(
+    device: str,
+    context: int | None,
+    prefill_chunk: int,
+    max_sessions: int,
+    threads: int,
+    memory_limit: int | None,
+) -> None:
+    if device not in DEVICES:
+        raise ValueError(f"device must be one of {', '.join(DEVICES)}, not {device!r}")
+    bounds = (
+        ("context", context, 1),
+        ("prefill_chunk", prefill_chunk, 1),
+        ("max_sessions", max_sessions, 1),
+        ("threads", threads, 0),
+        ("memory_limit", memory_limit, 1),
+    )
+    for name, value, low in bounds:
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise ValueError(f"{name} must be an integer of at least {low}, not {value!r}")
+
+
+def _open(model: str | os.PathLike[str], revision: str | None, progress: Progress | None) -> Checkpoint:
+    from lily.checkpoint import open_checkpoint, resolve
+
+    checkpoint = open_checkpoint(resolve(model, revision, progress))
+    try:
+        SamplingParams().with_defaults(checkpoint.generation_config)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.folder}/generation_config.json: {error}") from error
+    return checkpoint
+
+
+def _context_of(checkpoint: Checkpoint, context: int | None) -> int:
+    return min(DEFAULT_CONTEXT, checkpoint.max_position) if context is None else context
+
+
+def _memory_plan(checkpoint: Checkpoint, settings: dict[str, Any]) -> dict[str, int]:
+    from lily import _native
+
+    return _native.memory_plan(_native.Config(**checkpoint.config), **settings)
+
+
+def _check_memory(name: str, plan: Mapping[str, int], limit: int | None, device: str) -> None:
+    """Compare a memory plan with the limit, or with the machine; a CUDA device has memory of its own."""
+    source = "memory_limit"
+    if limit is None:
+        limit = None if device == "cuda" else machine_memory()
+        source = "this machine's memory"
+    if limit is None or plan["total"] <= limit:
+        return
+    parts = ", ".join(f"{part} {size / _GIB:.2f}" for part, size in plan.items() if part != "total" and size)
+    raise OutOfMemoryError(
+        f"{name} needs {plan['total'] / _GIB:.2f} GiB ({parts}), {source} is {limit / _GIB:.2f} GiB; "
+        "a smaller context or max_sessions needs less"
+    )
+
+
+def machine_memory() -> int | None:
+    """Return the bytes of memory this process may use at most, or None if the system does not say."""
+    found = []
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with contextlib.suppress(OSError, ValueError):  # limit of a container
+        found.append(int(pathlib.Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return min(found, default=None)

@@ -1,0 +1,27 @@
+"""The exceptions Lily raises. Wrong arguments raise ValueError; everything else derives from LilyError."""
+
+from __future__ import annotations
+
+
+class LilyError(RuntimeError):
+    """Base of all errors of the engine; raised itself for misuse, such as a call after close()."""
+
+
+class CheckpointError(LilyError):
+    """The checkpoint is missing, incomplete or damaged."""
+
+
+class DeviceError(LilyError):
+    """The device is absent, or it reported a failure."""
+
+
+class OutOfMemoryError(LilyError):
+    """The model, or one more session, does not fit in memory."""
+
+
+class ContextFullError(LilyError):
+    """The tokens do not fit in the context that the engine was opened with."""
+
+
+class UnsupportedError(LilyError):
+    """The request is understood, but this version of Lily does not do it."""

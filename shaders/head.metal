@@ -1,0 +1,161 @@
+// head.metal -- logits, greedy choice, log probabilities.
+//
+//   logits = W h;   token = argmax(logits), ties to the lowest id;   logprob(t) = logits[t] - log(sum(exp(logits)))
+//
+// Logits are kept per session and generation, so that steps which were queued and then discarded leave the ones before
+// them intact. Reference: transformers Qwen3_5MoeForConditionalGeneration.forward (lm_head).
+#include "quant.h"
+#include "reduce.h"
+
+struct head_args {
+    uint sessions;
+    uint vocab;
+    uint hidden;
+};
+
+// head_logits: as qmv, into the next generation's logits.
+//   grid: (vocab / mv_rows(K), 1, 1)
+//   const: K = hidden
+//   bytes: logits = vocab * 4
+//   used: encode_head
+template <uint K>
+KERNEL(head_logits, 8)(
+    device const act_t*     x      [[buffer(0)]],  // [hidden]
+    device const uint4*     w      [[buffer(1)]],  // [vocab, hidden / 32]
+    device const bfloat*    scales [[buffer(2)]],  // [vocab, hidden / 64]
+    device const bfloat*    biases [[buffer(3)]],  // [vocab, hidden / 64]
+    device const StepState* step   [[buffer(4)]],  // [1]
+    device float*           logits [[buffer(5)]],  // [sessions, GENERATIONS, vocab]
+    constant head_args&     args   [[buffer(6)]],
+    GRID)
+{
+    constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K), SPLIT = mv_split(K);
+    SHARED float part[SIMDS * MV_ROWS];
+    inputs_ready();
+    const uint k = K ? K : args.hidden, first = group.x * ROWS, row = first + simd / SPLIT * MV_ROWS;
+    quant_acc<4> acc[ROWS_PER_LANE];
+    for (uint r = 0; r < ROWS_PER_LANE; r++) acc[r].clear();
+    mv_accumulate<4, SPLIT>(acc, x, w + row * (k / 32), scales + row * (k / QUANT_GROUP),
+                            biases + row * (k / QUANT_GROUP), k, lane, simd % SPLIT);
+    mv_reduce<4>(acc, part + simd * MV_ROWS, lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = tid; i < ROWS; i += SIMDS * SIMD_WIDTH)
+        logits[state_next(step) * args.vocab + first + i] = mv_row<SPLIT>(part, i);
+    outputs_follow();
+}
+
+// head_reduce: one threadgroup finds the statistics {largest, sum of exp} and the argmax of VOCAB_BLOCK logits.
+//   grid: ((vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 1, 1)
+//   bytes: logits = vocab * 4
+//   used: encode_tail
+KERNEL(head_reduce, 8)(
+    device const float*     logits  [[buffer(0)]],  // [sessions, GENERATIONS, vocab]
+    device const StepState* step    [[buffer(1)]],  // [1]
+    device float*           stats   [[buffer(2)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 2]
+    device uint*            indices [[buffer(3)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK]
+    constant head_args&     args    [[buffer(4)]],
+    GRID)
+{
+    constexpr uint SIMDS = simdgroups(8);
+    SHARED float part[SIMDS];
+    SHARED uint at[SIMDS];
+    inputs_ready();
+    const uint first = group.x * VOCAB_BLOCK;
+    const logit_stats s = block_stats<SIMDS>(logits + state_next(step) * args.vocab, first,
+                                             min(first + VOCAB_BLOCK, args.vocab), 1.0f, part, at, tid, lane, simd);
+    if (tid == 0) {
+        stats[group.x * 2] = s.most;
+        stats[group.x * 2 + 1] = s.sum;
+        indices[group.x] = s.index;
+    }
+    outputs_follow();
+}
+
+// head_pick: takes the argmax that choice_indices tell, and ends the step. stats are those of the raw logits.
+//   grid: (1, 1, 1)
+//   bytes: logits = 4
+//   used: encode_tail
+KERNEL(head_pick, 1)(
+    device const float* logits         [[buffer(0)]],  // [sessions, GENERATIONS, vocab]
+    device const float* stats          [[buffer(1)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 2]
+    device const uint*  indices        [[buffer(2)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK]
+    device const float* choice_stats   [[buffer(3)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 2]
+    device const uint*  choice_indices [[buffer(4)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK]
+    device StepState*   step           [[buffer(5)]],  // [1]
+    device uint*        tokens         [[buffer(6)]],  // [1]
+    device uint*        ring           [[buffer(7)]],  // [TOKEN_RING, 2]
+    constant head_args& args           [[buffer(8)]],
+    GRID)
+{
+    inputs_ready();
+    if (tid != 0) return;
+    const uint blocks = (args.vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK;
+    const logit_stats raw = join_stats(stats, indices, blocks, 1.0f);
+    const uint token = min(join_stats(choice_stats, choice_indices, blocks, 1.0f).index, args.vocab - 1);
+    const float logit = logits[state_next(step) * args.vocab + token];
+    finish_step(step, tokens, ring, token, logit - raw.most - precise::log(raw.sum));
+    outputs_follow();
+}
+
+struct logprob_rows_args {
+    uint rows;
+    uint vocab;
+    uint top;
+    uint first;  // of the step's rows, the first that the slots hold
+};
+
+// logprob_rows: one threadgroup makes one row's log probability of its target and its `top` most likely tokens.
+//   grid: (rows, 1, 1)
+//   used: encode_score, encode_top
+KERNEL(logprob_rows, 8)(
+    device const float*         logits       [[buffer(0)]],  // [rows, vocab]
+    device const uint*          targets      [[buffer(1)]],  // [rows]
+    device const StepState*     step         [[buffer(2)]],  // [1]
+    device float*               logprobs     [[buffer(3)]],  // [rows]
+    device uint*                top_ids      [[buffer(4)]],  // [rows, top]
+    device float*               top_logprobs [[buffer(5)]],  // [rows, top]
+    constant logprob_rows_args& args         [[buffer(6)]],
+    GRID)
+{
+    constexpr uint SIMDS = simdgroups(8);
+    SHARED float part[SIMDS];
+    SHARED uint at[SIMDS];
+    inputs_ready();
+    const uint r = group.x;
+    if (r + args.first >= step->rows) return;
+    device const float* row = logits + r * args.vocab;
+    const logit_stats all = block_stats<SIMDS>(row, 0, args.vocab, 1.0f, part, at, tid, lane, simd);
+    const float norm = all.most + precise::log(all.sum);
+    if (tid == 0) logprobs[r] = row[min(targets[r], args.vocab - 1)] - norm;
+    float last = all.most;
+    uint last_index = all.index;
+    for (uint j = 0; j < args.top; j++) {
+        if (tid == 0) {
+            top_ids[r * args.top + j] = last_index;
+            top_logprobs[r * args.top + j] = last - norm;
+        }
+        float most = -INFINITY;
+        uint index = NO_TOKEN;
+        for (uint i = tid; i < args.vocab; i += SIMDS * SIMD_WIDTH)
+            if (before(last, last_index, row[i], i) && before(row[i], i, most, index)) {
+                most = row[i];
+                index = i;
+            }
+        const float high = simd_max(most);
+        const uint low = simd_min(most == high ? index : NO_TOKEN);
+        if (lane == 0) {
+            part[simd] = high;
+            at[simd] = low;
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        last = part[0];
+        last_index = at[0];
+        for (uint s = 1; s < SIMDS; s++)
+            if (before(part[s], at[s], last, last_index)) {
+                last = part[s];
+                last_index = at[s];
+            }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    outputs_follow();
+}

@@ -1,0 +1,78 @@
+// lily.h -- what every shader includes: the language, and the helpers that have one plain body here and may have a
+// tuned one in a device's shim (shaders/host/). A shim is named by LILY_SHIM; without it this is Metal.
+#pragma once
+
+#ifdef LILY_SHIM
+#include LILY_SHIM
+#else
+#include <metal_stdlib>
+#include <metal_simdgroup>
+using namespace metal;
+constant constexpr uint SIMD_WIDTH = 32;
+#define SHARED threadgroup
+#define KERNEL(name, simds) [[kernel, max_total_threads_per_threadgroup((simds) * 32)]] void name
+#define GRID                                                                                                           \
+    uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],                            \
+        uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]
+constexpr uint simdgroups(uint n) { return n; }
+#endif
+
+#include "shape.h"
+
+// The type of every input of a quantised product, and of dequantised tiles.
+using act_t = half;
+
+inline act_t to_act(float v) { return act_t(clamp(v, -65504.0f, 65504.0f)); }
+
+// Set all of a row's waiting flags before its first dependent read and after its last one. They let a device overlap
+// the start of a launch with the end of the one before; on Metal and the CPU they are nothing.
+#ifndef LILY_TUNED_OVERLAP
+inline void inputs_ready() {}
+inline void outputs_follow() {}
+#endif
+
+// A weight that a launch reads exactly once.
+#ifndef LILY_TUNED_READ_ONCE
+template <class T> inline T read_once(device const T* p) { return *p; }
+#endif
+
+// sum_i a[i] b[i] over one lane's values.
+#ifndef LILY_TUNED_LANE_DOT
+template <uint N> inline float lane_dot(const thread float* a, const thread float* b) {
+    float sum = 0;
+    for (uint i = 0; i < N; i++) sum = fma(a[i], b[i], sum);
+    return sum;
+}
+#endif
+
+// sum of squares over a lane's share of n contiguous values, which the threads of a group stride over.
+#ifndef LILY_TUNED_SQUARES
+inline float lane_squares(device const float* x, uint n, uint first, uint stride) {
+    float sum = 0;
+    for (uint i = first; i < n; i += stride) sum = fma(x[i], x[i], sum);
+    return sum;
+}
+#endif
+
+constexpr uint larger(uint a, uint b) { return a > b ? a : b; }
+
+inline float sigmoid(float v) { return 1.0f / (1.0f + precise::exp(-v)); }
+inline float silu(float v) { return v / (1.0f + precise::exp(-v)); }
+
+// Sum over a threadgroup of SIMDS simdgroups; every thread gets it. part has SIMDS values.
+template <uint SIMDS> inline float group_sum(float v, threadgroup float* part, uint lane, uint simd) {
+    v = simd_sum(v);
+    if (SIMDS == 1) return v;
+    if (lane == 0) part[simd] = v;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float sum = 0;
+    for (uint i = 0; i < SIMDS; i++) sum += part[i];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    return sum;
+}
+
+// The recurrent state of a step: what it reads and what it writes, as an index into [sessions, GENERATIONS].
+inline uint state_now(device const StepState* step) { return step->session * GENERATIONS + step->generation; }
+inline uint state_next(device const StepState* step) {
+    return step->session * GENERATIONS + (step->generation + 1) % GENERATIONS;
+}

@@ -1,0 +1,94 @@
+// quant.h -- affine group-quantised weights: w[n][k] = scale[n][k / 64] * q[n][k] + bias[n][k / 64], q unsigned.
+//
+// A row of k weights is k * BITS / 128 uint4; element j of a 32-bit word is at bit BITS * j. Products use
+//     sum_k x[k] w[k] = sum over groups of scale * (sum x q) + bias * (sum x)
+// in fp32, so a weight is never rounded (decode). Tiles (tile.h) round each weight once to act_t (prefill).
+#pragma once
+#include "lily.h"
+
+// Eight 4-bit or four 8-bit weights of one word.
+template <uint BITS> inline float quant_at(uint word, uint i) {
+    return float((word >> (BITS * i)) & ((1u << BITS) - 1));
+}
+
+#ifndef LILY_TUNED_QUANT
+// Four lanes share a row; a lane takes 32 weights of each of ROWS_PER_LANE rows at a time.
+constant constexpr uint LANES_PER_ROW = 4;
+constant constexpr uint ROWS_PER_LANE = 2;
+constant constexpr uint LANE_K = 32;
+
+// The activations of one lane's chunk, prepared once and used for several rows.
+struct quant_x {
+    float v[LANE_K];
+    float sum;
+    void load(device const act_t* x, uint) thread {
+        sum = 0;
+        for (uint i = 0; i < LANE_K; i++) {
+            v[i] = float(x[i]);
+            sum += v[i];
+        }
+    }
+};
+
+// The running dot product of one row. s and b are the group's scale and bias.
+template <uint BITS> struct quant_acc {
+    float acc;
+    void clear() thread { acc = 0; }
+    void mac(const thread quant_x& x, device const uint4* w, device const bfloat* s, device const bfloat* b) thread {
+        float dot = 0;
+        for (uint j = 0; j < LANE_K * BITS / 128; j++) {
+            const uint4 q = read_once(w + j);
+            for (uint c = 0; c < 4; c++)
+                for (uint i = 0; i < 32 / BITS; i++)
+                    dot = fma(x.v[(j * 4 + c) * (32 / BITS) + i], quant_at<BITS>(q[c], i), dot);
+        }
+        acc = fma(float(read_once(s)), dot, fma(float(read_once(b)), x.sum, acc));
+    }
+    float total() const thread { return acc; }
+};
+#endif
+
+constant constexpr uint ROW_STRIDE = SIMD_WIDTH / LANES_PER_ROW;        // rows that the lanes of a simdgroup span
+constant constexpr uint MV_ROWS = ROW_STRIDE * ROWS_PER_LANE;           // rows of one simdgroup
+
+// Simdgroups that share the rows of a matrix-vector product by splitting k, so that one wave of threadgroups has
+// every load in flight. 0 is a k known only at run time.
+constexpr uint mv_split(uint k) { return SIMD_WIDTH == 1 ? 1 : k == 0 ? 2 : k >= 4096 ? 8 : k >= 2048 ? 4 : 2; }
+
+// Rows of a matrix-vector product that a threadgroup of 8 simdgroups makes.
+constexpr uint mv_rows(uint k) { return simdgroups(8) / mv_split(k) * MV_ROWS; }
+
+// acc[r] += this lane's share of row r. w, scales and biases point at the simdgroup's first row; part of SPLIT takes
+// its share of k.
+template <uint BITS, uint SPLIT>
+inline void mv_accumulate(thread quant_acc<BITS>* acc, device const act_t* x, device const uint4* w,
+                          device const bfloat* scales, device const bfloat* biases, uint k, uint lane, uint part) {
+    const uint row = lane / LANES_PER_ROW;
+    const uint first = (part * LANES_PER_ROW + lane % LANES_PER_ROW) * LANE_K;
+    for (uint at = first; at < k; at += SPLIT * LANES_PER_ROW * LANE_K) {
+        quant_x xs;
+        xs.load(x + at, min(LANE_K, k - at));
+        for (uint r = 0; r < ROWS_PER_LANE; r++) {
+            const uint n = row + r * ROW_STRIDE;
+            const uint g = n * (k / QUANT_GROUP) + at / QUANT_GROUP;
+            acc[r].mac(xs, w + n * (k * BITS / 128) + at * BITS / 128, scales + g, biases + g);
+        }
+    }
+}
+
+// Writes the simdgroup's MV_ROWS partial sums to out. Every lane takes part.
+template <uint BITS> inline void mv_reduce(thread quant_acc<BITS>* acc, threadgroup float* out, uint lane) {
+    for (uint r = 0; r < ROWS_PER_LANE; r++) {
+        float t = acc[r].total();
+        for (uint m = LANES_PER_ROW / 2; m > 0; m /= 2) t += simd_shuffle_xor(t, ushort(m));
+        if (lane % LANES_PER_ROW == 0) out[r * ROW_STRIDE + lane / LANES_PER_ROW] = t;
+    }
+}
+
+// Row i of a threadgroup's product: the sum of its SPLIT partial sums.
+template <uint SPLIT> inline float mv_row(const threadgroup float* part, uint i) {
+    const uint set = i / MV_ROWS, row = i % MV_ROWS;
+    float sum = 0;
+    for (uint j = 0; j < SPLIT; j++) sum += part[(set * SPLIT + j) * MV_ROWS + row];
+    return sum;
+}

@@ -1,0 +1,124 @@
+// quant_mm.metal -- quantised matrix times the rows of a chunk (prefill), in matmul2d tiles.
+//
+//   qmm         y[r] = W x[r]
+//   qmm_add     y[r] += W x[r]                                       (y is the residual stream)
+//   qmm_swiglu  y[r] = silu(Wg x[r]) * (Wu x[r]) / SWIGLU_SHIFT      (W holds Wg, then Wu)
+//
+// One tile of weights at a time is rounded to act_t in threadgroup memory; expanded weights never reach memory. Sums
+// are fp32 (tile.h has the contract). n is a multiple of 64. The slots hold the step's rows from `first` on.
+#include "tile.h"
+
+struct qmm_args {
+    uint rows;
+    uint n;
+    uint k;
+    uint first;
+};
+
+// The BM x TILE_N tile of W x whose first weight row is w's first.
+template <uint BITS, uint BM, uint SIMDS>
+inline void qmm_tile(thread tile_acc<BM, TILE_N, SIMDS>& acc, device const act_t* x, device const uint4* w,
+                     device const bfloat* scales, device const bfloat* biases, uint k, uint live,
+                     threadgroup act_t* xs, threadgroup act_t* ws, uint tid) {
+    acc.clear();
+    for (uint at = 0; at < k; at += TILE_K) {
+        stage_rows<BM, SIMDS * SIMD_WIDTH>(xs, x + at, k, live, tid);
+        quant_tile_multiply<BITS, BM, TILE_N, SIMDS>(acc, xs, ws, w + at * BITS / 128, k * BITS / 128,
+                                                     scales + at / QUANT_GROUP, biases + at / QUANT_GROUP,
+                                                     k / QUANT_GROUP, live, tid);
+    }
+}
+
+// qmm: one threadgroup makes BM rows of TILE_N columns.
+//   grid: (n / TILE_N, (rows + BM - 1) / BM, 1)
+//   const: BITS <= 8, BM <= 128
+//   used: encode_product, encode_score
+template <uint BITS, uint BM>
+KERNEL(qmm, 4)(
+    device const act_t*     x      [[buffer(0)]],  // [rows, k]
+    device const StepState* step   [[buffer(1)]],  // [1]
+    device const uint4*     w      [[buffer(2)]],  // [n, k * BITS / 128]
+    device const bfloat*    scales [[buffer(3)]],  // [n, k / 64]
+    device const bfloat*    biases [[buffer(4)]],  // [n, k / 64]
+    device float*           y      [[buffer(5)]],  // [rows, n]
+    constant qmm_args&      args   [[buffer(6)]],
+    GRID)
+{
+    constexpr uint SIMDS = simdgroups(4);
+    SHARED act_t xs[BM * TILE_K];
+    SHARED act_t ws[TILE_N * TILE_K];
+    inputs_ready();
+    const uint row = group.y * BM, col = group.x * TILE_N, k = args.k;
+    if (row + args.first >= step->rows) return;
+    const uint live = min(BM, min(args.rows, step->rows - args.first) - row);
+    tile_acc<BM, TILE_N, SIMDS> acc;
+    qmm_tile<BITS, BM, SIMDS>(acc, x + row * k, w + col * (k * BITS / 128), scales + col * (k / QUANT_GROUP),
+                              biases + col * (k / QUANT_GROUP), k, live, xs, ws, tid);
+    for (uint i = 0; i < acc.capacity(); i++)
+        if (acc.valid(i) && acc.row(i) < live) y[(row + acc.row(i)) * args.n + col + acc.col(i)] = acc[i];
+    outputs_follow();
+}
+
+// qmm_add: as qmm, added to y.
+//   grid: (n / TILE_N, (rows + BM - 1) / BM, 1)
+//   const: BITS <= 8, BM <= 128
+//   used: encode_product_add
+template <uint BITS, uint BM>
+KERNEL(qmm_add, 4)(
+    device const act_t*     x      [[buffer(0)]],  // [rows, k]
+    device const StepState* step   [[buffer(1)]],  // [1]
+    device const uint4*     w      [[buffer(2)]],  // [n, k * BITS / 128]
+    device const bfloat*    scales [[buffer(3)]],  // [n, k / 64]
+    device const bfloat*    biases [[buffer(4)]],  // [n, k / 64]
+    device float*           y      [[buffer(5)]],  // [rows, n]
+    constant qmm_args&      args   [[buffer(6)]],
+    GRID)
+{
+    constexpr uint SIMDS = simdgroups(4);
+    SHARED act_t xs[BM * TILE_K];
+    SHARED act_t ws[TILE_N * TILE_K];
+    inputs_ready();
+    const uint row = group.y * BM, col = group.x * TILE_N, k = args.k;
+    if (row + args.first >= step->rows) return;
+    const uint live = min(BM, min(args.rows, step->rows - args.first) - row);
+    tile_acc<BM, TILE_N, SIMDS> acc;
+    qmm_tile<BITS, BM, SIMDS>(acc, x + row * k, w + col * (k * BITS / 128), scales + col * (k / QUANT_GROUP),
+                              biases + col * (k / QUANT_GROUP), k, live, xs, ws, tid);
+    for (uint i = 0; i < acc.capacity(); i++)
+        if (acc.valid(i) && acc.row(i) < live) y[(row + acc.row(i)) * args.n + col + acc.col(i)] += acc[i];
+    outputs_follow();
+}
+
+// qmm_swiglu: one threadgroup makes the same BM x TILE_N tile of gate and of up; n counts the columns of y.
+//   grid: (n / TILE_N, (rows + BM - 1) / BM, 1)
+//   const: BITS <= 8, BM <= 128
+//   used: encode_expert_tiles
+template <uint BITS, uint BM>
+KERNEL(qmm_swiglu, 4)(
+    device const act_t*     x      [[buffer(0)]],  // [rows, k]
+    device const StepState* step   [[buffer(1)]],  // [1]
+    device const uint4*     w      [[buffer(2)]],  // [2 * n, k * BITS / 128]
+    device const bfloat*    scales [[buffer(3)]],  // [2 * n, k / 64]
+    device const bfloat*    biases [[buffer(4)]],  // [2 * n, k / 64]
+    device act_t*           y      [[buffer(5)]],  // [rows, n]
+    constant qmm_args&      args   [[buffer(6)]],
+    GRID)
+{
+    constexpr uint SIMDS = simdgroups(4);
+    SHARED act_t xs[BM * TILE_K];
+    SHARED act_t ws[TILE_N * TILE_K];
+    inputs_ready();
+    const uint row = group.y * BM, col = group.x * TILE_N, k = args.k, up = col + args.n;
+    if (row + args.first >= step->rows) return;
+    const uint live = min(BM, min(args.rows, step->rows - args.first) - row);
+    tile_acc<BM, TILE_N, SIMDS> gate, value;
+    qmm_tile<BITS, BM, SIMDS>(gate, x + row * k, w + col * (k * BITS / 128), scales + col * (k / QUANT_GROUP),
+                              biases + col * (k / QUANT_GROUP), k, live, xs, ws, tid);
+    qmm_tile<BITS, BM, SIMDS>(value, x + row * k, w + up * (k * BITS / 128), scales + up * (k / QUANT_GROUP),
+                              biases + up * (k / QUANT_GROUP), k, live, xs, ws, tid);
+    for (uint i = 0; i < gate.capacity(); i++)
+        if (gate.valid(i) && gate.row(i) < live)
+            y[(row + gate.row(i)) * args.n + col + gate.col(i)] =
+                to_act(silu(gate[i]) * value[i] * (1.0f / float(SWIGLU_SHIFT)));
+    outputs_follow();
+}

@@ -1,0 +1,78 @@
+// reduce.h -- what the head and the sampler share: the softmax statistics of logits, and moving a step on.
+#pragma once
+#include "lily.h"
+
+// One block's statistics, or several joined: the largest logit, its lowest index, and sum(exp(scale * (l - largest))).
+struct logit_stats {
+    float most;
+    uint index;
+    float sum;
+};
+
+// The larger logit wins; equal ones go to the lower index.
+inline bool before(float a, uint ai, float b, uint bi) { return a > b || (a == b && ai < bi); }
+
+// The statistics of logits [first, last); every thread gets them. part and at have SIMDS values.
+template <uint SIMDS>
+inline logit_stats block_stats(device const float* logits, uint first, uint last, float scale, threadgroup float* part,
+                               threadgroup uint* at, uint tid, uint lane, uint simd) {
+    logit_stats s;
+    s.most = -INFINITY;
+    s.index = NO_TOKEN;
+    for (uint i = first + tid; i < last; i += SIMDS * SIMD_WIDTH)
+        if (before(logits[i], i, s.most, s.index)) {
+            s.most = logits[i];
+            s.index = i;
+        }
+    const float high = simd_max(s.most);
+    const uint low = simd_min(s.most == high ? s.index : NO_TOKEN);
+    if (lane == 0) {
+        part[simd] = high;
+        at[simd] = low;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    s.most = part[0];
+    s.index = at[0];
+    for (uint j = 1; j < SIMDS; j++)
+        if (before(part[j], at[j], s.most, s.index)) {
+            s.most = part[j];
+            s.index = at[j];
+        }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float sum = 0;
+    // A block of logits that are all -inf has no weight.
+    if (s.most > -INFINITY)
+        for (uint i = first + tid; i < last; i += SIMDS * SIMD_WIDTH) sum += precise::exp(scale * (logits[i] - s.most));
+    s.sum = group_sum<SIMDS>(sum, part, lane, simd);
+    return s;
+}
+
+// Joins the blocks' statistics {largest, sum} and their indices, in block order.
+inline logit_stats join_stats(device const float* stats, device const uint* indices, uint blocks, float scale) {
+    logit_stats s;
+    s.most = stats[0];
+    s.index = indices[0];
+    for (uint b = 1; b < blocks; b++)
+        if (before(stats[b * 2], indices[b], s.most, s.index)) {
+            s.most = stats[b * 2];
+            s.index = indices[b];
+        }
+    s.sum = 0;
+    for (uint b = 0; b < blocks; b++)
+        if (stats[b * 2] > -INFINITY)
+            s.sum = fma(stats[b * 2 + 1], precise::exp(scale * (stats[b * 2] - s.most)), s.sum);
+    return s;
+}
+
+// Ends a step: the token goes to the next step's input and to the ring, and the state moves past the step's rows.
+inline void finish_step(device StepState* step, device uint* tokens, device uint* ring, uint token, float logprob) {
+    device uint* place = ring + step->ticket % TOKEN_RING * 2;
+    place[0] = token;
+    place[1] = as_type<uint>(logprob);
+    tokens[0] = token;
+    step->position += step->rows;
+    step->generation = (step->generation + 1) % GENERATIONS;
+    step->rows = 1;
+    step->last_token = token;
+    step->ticket += 1;
+}

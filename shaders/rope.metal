@@ -1,0 +1,83 @@
+// rope.metal -- per-head RMS norm of q and k, partial rotary embedding, and the write of k and v into the cache.
+//
+//   q, k: x * rsqrt(mean(x^2) + eps) * w, then the first ROTARY_DIM dims rotate as pairs (i, i + ROTARY_DIM / 2)
+//   by the angle position * inv_freq[i], rounded to fp32 as in the reference; q is scaled by HEAD_DIM^-0.5.
+//
+// q is stored [kv_heads, rows, group, HEAD_DIM], so that all query heads that share a KV head are one matrix. Cache
+// rows are bf16 in pages of PAGE tokens. Reference: transformers Qwen3_5MoeAttention, apply_rotary_pos_emb.
+#include "lily.h"
+
+struct rope_write_args {
+    uint rows;
+    uint sessions;
+    uint heads;
+    uint kv_heads;
+    uint proj_dim;
+    uint pages;          // of the pool
+    uint session_pages;  // of one session's table
+    float eps;
+};
+
+// The cache row of token t: its page, then its place in the page.
+inline uint cache_row(device const uint* page_table, uint session, uint session_pages, uint t) {
+    return page_table[session * session_pages + t / PAGE] * PAGE + t % PAGE;
+}
+
+// rope_write: one simdgroup makes one head of one row: query heads, then key heads, then value heads.
+//   grid: (heads + 2 * kv_heads, rows, 1)
+//   bytes: proj = rows * (heads + 2 * kv_heads) * HEAD_DIM * 4
+//   bytes: k_cache = rows * kv_heads * HEAD_DIM * 2
+//   bytes: v_cache = rows * kv_heads * HEAD_DIM * 2
+//   bytes: page_table = rows * 4
+//   used: encode_attention
+KERNEL(rope_write, 1)(
+    device const float*       proj       [[buffer(0)]],  // [rows, proj_dim]
+    device const bfloat*      q_norm     [[buffer(1)]],  // [HEAD_DIM]
+    device const bfloat*      k_norm     [[buffer(2)]],  // [HEAD_DIM]
+    device const float*       inv_freq   [[buffer(3)]],  // [ROTARY_DIM / 2]
+    device const uint*        page_table [[buffer(4)]],  // [sessions, session_pages]
+    device const StepState*   step       [[buffer(5)]],  // [1]
+    device act_t*             q          [[buffer(6)]],  // [rows, heads, HEAD_DIM]
+    device bfloat*            k_cache    [[buffer(7)]],  // [pages, PAGE, kv_heads, HEAD_DIM]
+    device bfloat*            v_cache    [[buffer(8)]],  // [pages, PAGE, kv_heads, HEAD_DIM]
+    constant rope_write_args& args       [[buffer(9)]],
+    GRID)
+{
+    constexpr uint DIMS = HEAD_DIM / SIMD_WIDTH, HALF = ROTARY_DIM / 2;
+    inputs_ready();
+    const uint row = group.y, head = group.x;
+    if (row >= step->rows) return;
+    const uint position = step->position + row;
+    const uint at = cache_row(page_table, step->session, args.session_pages, position) * args.kv_heads;
+    device const float* keys = proj + row * args.proj_dim + args.heads * 2 * HEAD_DIM;
+    if (head >= args.heads + args.kv_heads) {
+        const uint h = head - args.heads - args.kv_heads;
+        for (uint i = lane; i < HEAD_DIM; i += SIMD_WIDTH)
+            v_cache[(at + h) * HEAD_DIM + i] = bfloat(keys[(args.kv_heads + h) * HEAD_DIM + i]);
+        return;
+    }
+    const bool query = head < args.heads;
+    device const float* x =
+        query ? proj + row * args.proj_dim + head * 2 * HEAD_DIM : keys + (head - args.heads) * HEAD_DIM;
+    device const bfloat* w = query ? q_norm : k_norm;
+    const float squares = simd_sum(lane_squares(x, HEAD_DIM, lane, SIMD_WIDTH));
+    const float scale = precise::rsqrt(squares / float(HEAD_DIM) + args.eps);
+    float v[DIMS];
+    for (uint j = 0; j < DIMS; j++) v[j] = x[j * SIMD_WIDTH + lane] * scale * float(w[j * SIMD_WIDTH + lane]);
+    for (uint j = 0; j < HALF / SIMD_WIDTH; j++) {
+        const float angle = float(position) * inv_freq[j * SIMD_WIDTH + lane];
+        const float c = precise::cos(angle), s = precise::sin(angle);
+        const float a = v[j], b = v[j + HALF / SIMD_WIDTH];
+        v[j] = a * c - b * s;
+        v[j + HALF / SIMD_WIDTH] = b * c + a * s;
+    }
+    if (query) {
+        const uint shared = args.heads / args.kv_heads;  // query heads of a KV head
+        device act_t* out = q + ((head / shared * args.rows + row) * shared + head % shared) * HEAD_DIM;
+        for (uint j = 0; j < DIMS; j++) out[j * SIMD_WIDTH + lane] = to_act(v[j] * 0.0625f);
+    } else {
+        device bfloat* out = k_cache + (at + head - args.heads) * HEAD_DIM;
+        for (uint j = 0; j < DIMS; j++) out[j * SIMD_WIDTH + lane] = bfloat(v[j]);
+    }
+    outputs_follow();
+}

@@ -1,0 +1,262 @@
+// sample.metal -- sampling on the device, in this order: penalties, logit bias, temperature, top-k, top-p, min-p, draw.
+//
+//   seen = the token is in the prompt or the output, n = times it is in the output
+//   l -> (l > 0 ? l / repetition : l * repetition) if seen;  l -= frequency * n + presence * (n > 0);  l += bias
+//   p = softmax(l / temperature)
+// The probabilities become integers, mass = floor(p * 2^31): sums are then exact and in any order the same. Kept are
+// the tokens whose mass is at least the largest of: the top_k-th mass, the mass at which the kept mass reaches top_p
+// of what top-k left, min_p times the largest mass. Equal masses stay or go together. The draw takes the first token,
+// in order of ids, whose running sum of kept masses exceeds u * total, u from Philox 4x32-10 with key `seed` and
+// counter `position`. Reference: transformers generation/logits_process.py; Salmon et al., Parallel random numbers: as
+// easy as 1, 2, 3 (2011).
+#include "reduce.h"
+
+struct sample_args {
+    uint sessions;
+    uint vocab;
+};
+
+constant constexpr ushort SEEN_IN_PROMPT = 0x8000;  // of a penalty count; the rest is the count in the output
+constant constexpr ushort COUNT_MASK = 0x7fff;
+
+// sample_adjust: one threadgroup applies the penalties to VOCAB_BLOCK logits and counts the last token. Without
+// penalties the counts are left alone; the host writes them anew when a session begins to use them.
+//   grid: ((vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 1, 1)
+//   bytes: logits = vocab * 4
+//   bytes: counts = 2 * vocab * 2
+//   used: encode_tail
+KERNEL(sample_adjust, 8)(
+    device const float*        logits   [[buffer(0)]],  // [sessions, GENERATIONS, vocab]
+    device const SampleParams* params   [[buffer(1)]],  // [sessions]
+    device const StepState*    step     [[buffer(2)]],  // [1]
+    device ushort*             counts   [[buffer(3)]],  // [sessions, GENERATIONS, vocab]
+    device float*              adjusted [[buffer(4)]],  // [vocab]
+    constant sample_args&      args     [[buffer(5)]],
+    GRID)
+{
+    constexpr uint THREADS = simdgroups(8) * SIMD_WIDTH;
+    inputs_ready();
+    device const SampleParams* p = params + step->session;
+    device const float* from = logits + state_next(step) * args.vocab;
+    device const ushort* now = counts + state_now(step) * args.vocab;
+    device ushort* next = counts + state_next(step) * args.vocab;
+    const float presence = p->presence, frequency = p->frequency, repetition = p->repetition;
+    const bool penalised = presence != 0 || frequency != 0 || repetition != 1;
+    const uint last = min(group.x * VOCAB_BLOCK + VOCAB_BLOCK, args.vocab);
+    for (uint i = group.x * VOCAB_BLOCK + tid; i < last; i += THREADS) {
+        float l = from[i];
+        if (penalised) {
+            ushort count = now[i];
+            if (i == step->last_token && (count & COUNT_MASK) != COUNT_MASK) count = ushort(count + 1);
+            next[i] = count;
+            const uint n = count & COUNT_MASK;
+            if (count != 0) l = l > 0 ? l / repetition : l * repetition;
+            if (n != 0) l -= frequency * float(n) + presence;
+        }
+        adjusted[i] = l;
+    }
+    outputs_follow();
+}
+
+// sample_bias: adds the session's logit biases; ids are distinct.
+//   grid: (1, 1, 1)
+//   bytes: adjusted = 8 * MAX_BIAS
+//   used: encode_tail
+KERNEL(sample_bias, 8)(
+    device const uint*         ids      [[buffer(0)]],  // [sessions, MAX_BIAS]
+    device const float*        values   [[buffer(1)]],  // [sessions, MAX_BIAS]
+    device const SampleParams* params   [[buffer(2)]],  // [sessions]
+    device const StepState*    step     [[buffer(3)]],  // [1]
+    device float*              adjusted [[buffer(4)]],  // [vocab]
+    constant sample_args&      args     [[buffer(5)]],
+    GRID)
+{
+    constexpr uint THREADS = simdgroups(8) * SIMD_WIDTH;
+    inputs_ready();
+    const uint session = step->session, count = min(params[session].bias_count, MAX_BIAS);
+    for (uint i = tid; i < count; i += THREADS) {
+        const uint id = ids[session * MAX_BIAS + i];
+        if (id < args.vocab) adjusted[id] += values[session * MAX_BIAS + i];
+    }
+    outputs_follow();
+}
+
+// The factor of the logits: 1 / temperature, or 1 where the choice is greedy. Bounded, so that its product with a
+// difference of zero stays zero.
+inline float sharpness(float temperature) { return temperature > 0 ? min(1.0f / temperature, 1e9f) : 1.0f; }
+
+// sample_reduce: as head_reduce for the adjusted logits at the session's temperature.
+//   grid: ((vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 1, 1)
+//   used: encode_tail
+KERNEL(sample_reduce, 8)(
+    device const float*        adjusted [[buffer(0)]],  // [vocab]
+    device const SampleParams* params   [[buffer(1)]],  // [sessions]
+    device const StepState*    step     [[buffer(2)]],  // [1]
+    device float*              stats    [[buffer(3)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 2]
+    device uint*               indices  [[buffer(4)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK]
+    constant sample_args&      args     [[buffer(5)]],
+    GRID)
+{
+    constexpr uint SIMDS = simdgroups(8);
+    SHARED float part[SIMDS];
+    SHARED uint at[SIMDS];
+    inputs_ready();
+    const uint first = group.x * VOCAB_BLOCK;
+    const float scale = sharpness(params[step->session].temperature);
+    const logit_stats s = block_stats<SIMDS>(adjusted, first, min(first + VOCAB_BLOCK, args.vocab), scale, part, at,
+                                             tid, lane, simd);
+    if (tid == 0) {
+        stats[group.x * 2] = s.most;
+        stats[group.x * 2 + 1] = s.sum;
+        indices[group.x] = s.index;
+    }
+    outputs_follow();
+}
+
+// sample_mass: one threadgroup turns VOCAB_BLOCK adjusted logits into integer masses.
+//   grid: ((vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 1, 1)
+//   used: encode_tail
+KERNEL(sample_mass, 8)(
+    device const float*        adjusted [[buffer(0)]],  // [vocab]
+    device const float*        stats    [[buffer(1)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 2]
+    device const uint*         indices  [[buffer(2)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK]
+    device const SampleParams* params   [[buffer(3)]],  // [sessions]
+    device const StepState*    step     [[buffer(4)]],  // [1]
+    device uint*               mass     [[buffer(5)]],  // [vocab]
+    constant sample_args&      args     [[buffer(6)]],
+    GRID)
+{
+    constexpr uint THREADS = simdgroups(8) * SIMD_WIDTH;
+    inputs_ready();
+    const float scale = sharpness(params[step->session].temperature);
+    const logit_stats s = join_stats(stats, indices, (args.vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, scale);
+    const float unit = 2147483648.0f / s.sum;
+    const uint last = min(group.x * VOCAB_BLOCK + VOCAB_BLOCK, args.vocab);
+    for (uint i = group.x * VOCAB_BLOCK + tid; i < last; i += THREADS)
+        mass[i] = uint(min(precise::exp(scale * (adjusted[i] - s.most)) * unit, 2147483648.0f));
+    outputs_follow();
+}
+
+// Philox 4x32-10, first word.
+inline uint philox(uint key0, uint key1, uint counter) {
+    uint4 c = uint4(counter, 0, 0, 0);
+    for (uint i = 0; i < 10; i++) {
+        const uint high0 = mulhi(0xd2511f53u, c[0]), low0 = 0xd2511f53u * c[0];
+        const uint high1 = mulhi(0xcd9e8d57u, c[2]), low1 = 0xcd9e8d57u * c[2];
+        c = uint4(high1 ^ c[1] ^ key0, low1, high0 ^ c[3] ^ key1, low0);
+        key0 += 0x9e3779b9u;
+        key1 += 0xbb67ae85u;
+    }
+    return c[0];
+}
+
+// The largest mass m such that the sum of weights of masses >= m reaches `goal`, where the weight is 1 or the mass
+// itself; masses below `least` do not count. A radix search, eight bits at a time from the top; bins has 256
+// values. The total weight must reach the goal.
+template <uint THREADS>
+inline uint select_mass(device const uint* mass, uint vocab, uint least, bool by_mass, uint goal,
+                        threadgroup atomic_uint* bins, uint tid) {
+    uint prefix = 0, wanted = goal;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        for (uint b = tid; b < 256; b += THREADS) atomic_store_explicit(&bins[b], 0u, memory_order_relaxed);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint i = tid; i < vocab; i += THREADS) {
+            const uint m = mass[i];
+            if (m >= least && (shift == 24 || m >> (shift + 8) == prefix >> (shift + 8)))
+                atomic_fetch_add_explicit(&bins[(m >> shift) & 255], by_mass ? m : 1u, memory_order_relaxed);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        uint digit = 255, above = 0;
+        for (;; digit--) {
+            const uint here = atomic_load_explicit(&bins[digit], memory_order_relaxed);
+            if (here >= wanted - above || digit == 0) break;
+            above += here;
+        }
+        wanted -= above;
+        prefix |= digit << shift;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    return prefix;
+}
+
+// Sum of the masses at least `least`, and the largest mass, over the threadgroup.
+template <uint SIMDS>
+inline uint2 kept_mass(device const uint* mass, uint vocab, uint least, threadgroup uint* part, uint tid, uint lane,
+                       uint simd) {
+    uint sum = 0, most = 0;
+    for (uint i = tid; i < vocab; i += SIMDS * SIMD_WIDTH) {
+        sum += mass[i] >= least ? mass[i] : 0;
+        most = max(most, mass[i]);
+    }
+    sum = simd_sum(sum);
+    most = simd_max(most);
+    if (lane == 0) {
+        part[simd * 2] = sum;
+        part[simd * 2 + 1] = most;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    sum = 0;
+    most = 0;
+    for (uint j = 0; j < SIMDS; j++) {
+        sum += part[j * 2];
+        most = max(most, part[j * 2 + 1]);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    return uint2(sum, most);
+}
+
+// sample_pick: one threadgroup applies top-k, top-p and min-p to the masses, draws, and ends the step.
+//   grid: (1, 1, 1)
+//   bytes: logits = 4
+//   used: encode_tail
+KERNEL(sample_pick, 8)(
+    device const uint*         mass    [[buffer(0)]],  // [vocab]
+    device const float*        logits  [[buffer(1)]],  // [sessions, GENERATIONS, vocab]
+    device const float*        stats   [[buffer(2)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 2]
+    device const uint*         indices [[buffer(3)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK]
+    device const SampleParams* params  [[buffer(4)]],  // [sessions]
+    device StepState*          step    [[buffer(5)]],  // [1]
+    device uint*               tokens  [[buffer(6)]],  // [1]
+    device uint*               ring    [[buffer(7)]],  // [TOKEN_RING, 2]
+    constant sample_args&      args    [[buffer(8)]],
+    GRID)
+{
+    constexpr uint SIMDS = simdgroups(8), THREADS = SIMDS * SIMD_WIDTH;
+    SHARED atomic_uint bins[256];
+    SHARED uint part[SIMDS * 2];
+    SHARED uint sums[THREADS];
+    inputs_ready();
+    device const SampleParams* p = params + step->session;
+    const uint vocab = args.vocab, top_k = p->top_k;
+    const float top_p = p->top_p, min_p = p->min_p;
+    uint least = 1;
+    if (top_k > 0 && top_k < vocab) least = max(least, select_mass<THREADS>(mass, vocab, 0, false, top_k, bins, tid));
+    const uint2 left = kept_mass<SIMDS>(mass, vocab, least, part, tid, lane, simd);
+    if (top_p < 1) {
+        const uint goal = min(max(uint(top_p * float(left[0])), 1u), left[0]);
+        least = max(least, select_mass<THREADS>(mass, vocab, least, true, goal, bins, tid));
+    }
+    least = max(least, uint(min_p * float(left[1])));
+    const uint total = kept_mass<SIMDS>(mass, vocab, least, part, tid, lane, simd)[0];
+    // Each thread owns a run of ids; the first run whose running sum exceeds the draw holds the token.
+    const uint run = (vocab + THREADS - 1) / THREADS, first = min(tid * run, vocab), last = min(first + run, vocab);
+    uint sum = 0;
+    for (uint i = first; i < last; i++) sum += mass[i] >= least ? mass[i] : 0;
+    sums[tid] = sum;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (tid == 0) {
+        uint draw = mulhi(philox(p->seed_low, p->seed_high, step->position + step->rows), total), t = 0;
+        while (t + 1 < THREADS && sums[t] <= draw) draw -= sums[t++];
+        uint token = min(t * run, vocab - 1);
+        for (uint i = token; i < vocab; i++) {
+            const uint m = mass[i] >= least ? mass[i] : 0;
+            token = i;
+            if (m > draw) break;
+            draw -= m;
+        }
+        const logit_stats raw = join_stats(stats, indices, (vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 1.0f);
+        const float logit = logits[state_next(step) * vocab + token];
+        finish_step(step, tokens, ring, token, logit - raw.most - precise::log(raw.sum));
+    }
+    outputs_follow();
+}

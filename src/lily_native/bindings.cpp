@@ -1,0 +1,245 @@
+// The Python module lily._native: argument conversion, GIL release, exception map. No logic.
+#include "bindings.h"
+
+#include "engine.h"
+#include "session.h"
+
+namespace py = pybind11;
+
+namespace lily {
+namespace {
+
+using Ids = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+
+std::span<const int32_t> span_of(const Ids& ids) {
+    if (ids.ndim() != 1) throw Error(ErrorKind::kValue, "token ids must be a one-dimensional array");
+    return {ids.data(), static_cast<size_t>(ids.size())};
+}
+
+template <class T> py::array_t<T> array_of(const std::vector<T>& values, std::vector<py::ssize_t> shape) {
+    py::array_t<T> array(std::move(shape));
+    std::copy(values.begin(), values.end(), array.mutable_data());
+    return array;
+}
+
+py::array_t<int32_t> ids_of(const std::vector<uint32_t>& ids, std::vector<py::ssize_t> shape) {
+    return array_of(std::vector<int32_t>(ids.begin(), ids.end()), std::move(shape));
+}
+
+// The class of lily.errors for each kind. Looked up when something is thrown, so that importing the module stays cheap.
+void raise(const Error& error) {
+    if (error.kind() == ErrorKind::kValue) {
+        PyErr_SetString(PyExc_ValueError, error.what());
+        return;
+    }
+    const char* name = "LilyError";
+    switch (error.kind()) {
+        case ErrorKind::kCheckpoint: name = "CheckpointError"; break;
+        case ErrorKind::kDevice: name = "DeviceError"; break;
+        case ErrorKind::kOutOfMemory: name = "OutOfMemoryError"; break;
+        case ErrorKind::kContextFull: name = "ContextFullError"; break;
+        case ErrorKind::kUnsupported: name = "UnsupportedError"; break;
+        case ErrorKind::kLogic:
+        case ErrorKind::kValue: break;
+    }
+    const py::object type = py::module_::import("lily.errors").attr(name);
+    PyErr_SetString(type.ptr(), error.what());
+}
+
+Config config_of(uint32_t vocab, uint32_t hidden, uint32_t layers, uint32_t heads, uint32_t kv_heads,
+                 uint32_t delta_key_heads, uint32_t delta_value_heads, uint32_t experts, uint32_t experts_used,
+                 uint32_t inner, uint32_t shared_inner, uint32_t attention_interval, float rms_eps, float rope_theta) {
+    Config config{vocab, hidden, layers, heads, kv_heads, delta_key_heads, delta_value_heads, experts, experts_used,
+                  inner, shared_inner, attention_interval, rms_eps, rope_theta};
+    check_config(config);
+    return config;
+}
+
+void bind_config(py::module_& m) {
+    py::class_<Config>(m, "Config")
+        .def(py::init(&config_of), py::kw_only(), py::arg("vocab"), py::arg("hidden"), py::arg("layers"),
+             py::arg("heads"), py::arg("kv_heads"), py::arg("delta_key_heads"), py::arg("delta_value_heads"),
+             py::arg("experts"), py::arg("experts_used"), py::arg("inner"), py::arg("shared_inner"),
+             py::arg("attention_interval"), py::arg("rms_eps"), py::arg("rope_theta"))
+        .def_readonly("vocab", &Config::vocab)
+        .def_readonly("hidden", &Config::hidden)
+        .def_readonly("layers", &Config::layers)
+        .def_readonly("heads", &Config::heads)
+        .def_readonly("kv_heads", &Config::kv_heads)
+        .def_readonly("delta_key_heads", &Config::delta_key_heads)
+        .def_readonly("delta_value_heads", &Config::delta_value_heads)
+        .def_readonly("experts", &Config::experts)
+        .def_readonly("experts_used", &Config::experts_used)
+        .def_readonly("inner", &Config::inner)
+        .def_readonly("shared_inner", &Config::shared_inner)
+        .def_readonly("attention_interval", &Config::attention_interval)
+        .def_readonly("rms_eps", &Config::rms_eps)
+        .def_readonly("rope_theta", &Config::rope_theta);
+    py::class_<TensorTarget>(m, "TensorSpec")
+        .def_readonly("name", &TensorTarget::name)
+        .def_property_readonly("dtypes", [](const TensorTarget& t) { return py::tuple(py::cast(t.dtypes)); })
+        .def_property_readonly("shape", [](const TensorTarget& t) { return py::tuple(py::cast(t.shape)); });
+    m.def("tensor_specs", [](const Config& config) {
+        std::vector<TensorTarget> targets;
+        Carver carver(std::numeric_limits<uint64_t>::max());
+        layout_weights(config, carver, targets);
+        return targets;
+    });
+    m.def(
+        "memory_plan",
+        [](const Config& config, uint32_t context, uint32_t chunk, uint32_t sessions, const std::string& device) {
+            const MemoryPlan plan =
+                plan_memory(config, {.device = device, .context = context, .chunk = chunk, .sessions = sessions});
+            return std::map<std::string, uint64_t>{{"weights", plan.weights}, {"kv", plan.kv}, {"state", plan.state},
+                                                   {"logits", plan.logits}, {"scratch", plan.scratch},
+                                                   {"total", plan.total()}};
+        },
+        py::arg("config"), py::kw_only(), py::arg("context"), py::arg("prefill_chunk"), py::arg("max_sessions"),
+        py::arg("device"));
+}
+
+std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::tuple>& tensors,
+                                    const std::string& device, uint32_t context, uint32_t chunk, uint32_t threads,
+                                    uint32_t sessions, const py::object& progress) {
+    std::vector<TensorSource> sources;
+    for (const py::tuple& t : tensors)
+        sources.push_back({t[0].cast<std::string>(), t[1].cast<std::string>(), t[2].cast<std::string>(),
+                           t[3].cast<uint64_t>(), t[4].cast<uint64_t>()});
+    Progress report;
+    // The callback also lets Ctrl-C through: an exception in it ends the loading.
+    report = [&](uint64_t done, uint64_t total) {
+        const py::gil_scoped_acquire gil;
+        if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+        if (!progress.is_none()) progress(done, total);
+    };
+    const EngineOptions options{.device = device, .context = context, .chunk = chunk, .sessions = sessions,
+                                .threads = threads};
+    const py::gil_scoped_release release;
+    return std::make_shared<Engine>(config, sources, options, report);
+}
+
+py::dict engine_info(Engine& engine) {
+    py::dict info, memory, device;
+    for (const auto& [key, value] : engine.device_info()) device[py::str(key)] = value;
+    const MemoryPlan& plan = engine.memory();
+    memory["weights"] = plan.weights;
+    memory["kv"] = plan.kv;
+    memory["state"] = plan.state;
+    memory["logits"] = plan.logits;
+    memory["scratch"] = plan.scratch;
+    memory["total"] = plan.total();
+    info["device"] = engine.device_name();
+    info["device_info"] = device;
+    info["memory"] = memory;
+    info["context"] = engine.capacity().context;
+    info["prefill_chunk"] = engine.capacity().chunk;
+    info["max_sessions"] = engine.capacity().sessions;
+    return info;
+}
+
+void bind_engine(py::module_& m) {
+    py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
+        .def(py::init(&open_engine), py::arg("config"), py::arg("tensors"), py::kw_only(), py::arg("device"),
+             py::arg("context"), py::arg("prefill_chunk"), py::arg("threads"), py::arg("max_sessions"),
+             py::arg("progress") = py::none())
+        .def("info", &engine_info)
+        .def("close", &Engine::close, py::call_guard<py::gil_scoped_release>())
+        .def("session", [](const std::shared_ptr<Engine>& engine) {
+            const py::gil_scoped_release release;
+            return std::make_unique<Session>(engine);
+        });
+}
+
+void set_sampling(Session& session, float temperature, uint32_t top_k, float top_p, float min_p, float presence,
+                  float frequency, float repetition, uint64_t seed, const std::map<uint32_t, float>& bias) {
+    const Sampling sampling{.params = {.temperature = temperature, .top_p = top_p, .min_p = min_p, .presence = presence,
+                                       .frequency = frequency, .repetition = repetition, .top_k = top_k,
+                                       .seed_low = static_cast<uint32_t>(seed),
+                                       .seed_high = static_cast<uint32_t>(seed >> 32), .bias_count = 0},
+                            .bias = {bias.begin(), bias.end()}};
+    const py::gil_scoped_release release;
+    session.set_sampling(sampling);
+}
+
+py::tuple score(Session& session, const Ids& ids, const Ids& targets, uint32_t top) {
+    const auto from = span_of(ids), to = span_of(targets);
+    Scores scores;
+    {
+        const py::gil_scoped_release release;
+        scores = session.score(from, to, top);
+    }
+    const auto taken = static_cast<py::ssize_t>(scores.taken), columns = static_cast<py::ssize_t>(top);
+    return py::make_tuple(scores.taken, array_of(scores.logprobs, {taken}), ids_of(scores.top_ids, {taken, columns}),
+                          array_of(scores.top_logprobs, {taken, columns}));
+}
+
+void bind_session(py::module_& m) {
+    py::class_<Session>(m, "Session")
+        .def_property_readonly("position",
+                               [](Session& session) {
+                                   const py::gil_scoped_release release;
+                                   return session.position();
+                               })
+        .def("reset", &Session::reset, py::call_guard<py::gil_scoped_release>())
+        .def("close", &Session::close, py::call_guard<py::gil_scoped_release>())
+        .def("prefill",
+             [](Session& session, const Ids& ids) {
+                 const auto from = span_of(ids);
+                 const py::gil_scoped_release release;
+                 return session.prefill(from);
+             })
+        .def("score", &score, py::arg("ids"), py::arg("targets"), py::arg("top"))
+        .def("set_sampling", &set_sampling, py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
+             py::arg("min_p"), py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("repetition_penalty"),
+             py::arg("seed"), py::arg("logit_bias"))
+        .def("step",
+             [](Session& session) {
+                 Picked picked;
+                 {
+                     const py::gil_scoped_release release;
+                     picked = session.step();
+                 }
+                 return py::make_tuple(picked.token, picked.logprob);
+             })
+        .def("logits",
+             [](Session& session) {
+                 std::vector<float> values;
+                 {
+                     const py::gil_scoped_release release;
+                     values = session.logits();
+                 }
+                 return array_of(values, {static_cast<py::ssize_t>(values.size())});
+             })
+        .def("top_logprobs", [](Session& session, uint32_t k) {
+            std::vector<Picked> top;
+            {
+                const py::gil_scoped_release release;
+                top = session.top(k);
+            }
+            py::array_t<int32_t> ids(k);
+            py::array_t<float> logprobs(k);
+            for (uint32_t i = 0; i < k; ++i) {
+                ids.mutable_at(i) = static_cast<int32_t>(top[i].token);
+                logprobs.mutable_at(i) = top[i].logprob;
+            }
+            return py::make_tuple(ids, logprobs);
+        });
+}
+
+}  // namespace
+}  // namespace lily
+
+PYBIND11_MODULE(_native, m) {
+    m.doc() = "Native core of Lily; applications use the lily package.";
+    py::register_exception_translator([](std::exception_ptr pointer) {
+        try {
+            if (pointer) std::rethrow_exception(pointer);
+        } catch (const lily::Error& error) {
+            lily::raise(error);
+        }
+    });
+    lily::bind_config(m);
+    lily::bind_engine(m);
+    lily::bind_session(m);
+    lily::bind_kernels(m);
+}

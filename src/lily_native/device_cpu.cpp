@@ -1,0 +1,317 @@
+#include <dlfcn.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cpu_object.h"
+#include "device.h"
+#include "error.h"
+#include "thread_pool.h"
+
+namespace lily {
+namespace {
+
+constexpr uint64_t kHugePage = 2u << 20;
+constexpr uint64_t kHugeBuffer = 4u << 20;    // from this size on, huge pages save address translation
+constexpr uint64_t kInlineBytes = 32u << 10;  // a stage that touches less is done before a thread has woken up
+constexpr uint32_t kTileRows = 64;
+
+// The folder of the library that this code is in.
+std::string own_folder() {
+    Dl_info info{};
+    if (dladdr(reinterpret_cast<const void*>(&make_cpu_device), &info) == 0 || info.dli_fname == nullptr)
+        throw Error(ErrorKind::kDevice, "cpu: cannot tell where the library was loaded from");
+    const std::string path = info.dli_fname;
+    const size_t slash = path.rfind('/');
+    return slash == std::string::npos ? "." : path.substr(0, slash);
+}
+
+const char* best_object() {
+#if defined(__x86_64__)
+    // AVX2 alone is not the level: F16C, FMA and BMI come with it on every processor but must be asked for.
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+        __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt"))
+        return "liblily_cpu_v3";
+#endif
+    return "liblily_cpu_baseline";
+}
+
+// Objects stay loaded until the process ends: threads may still be inside their thread-local storage.
+const CpuObject* open_object(const std::string& name, uint32_t width) {
+    const std::string path = own_folder() + "/" + name + ".so";
+    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) {
+        const char* reason = dlerror();
+        throw Error(ErrorKind::kDevice, "cpu: cannot open " + path + ": " + (reason ? reason : "unknown reason"));
+    }
+    using Entry = const CpuObject* (*)();
+    const auto entry = reinterpret_cast<Entry>(dlsym(handle, "lily_cpu_object"));
+    if (entry == nullptr) throw Error(ErrorKind::kDevice, "cpu: " + path + " is not a Lily object");
+    const CpuObject* object = entry();
+    if (object->table_hash != kTableHash || object->width != width)
+        throw Error(ErrorKind::kDevice, "cpu: " + path + " was built from other shaders than this library");
+    return object;
+}
+
+std::string describe_consts(const KernelInfo& kernel, const Consts& consts) {
+    std::string text;
+    for (uint32_t i = 0; i < kernel.const_count; ++i)
+        text += std::string(i ? ", " : "") + kernel.consts[i].name + "=" + std::to_string(consts[i]);
+    return text;
+}
+
+struct Mapping {
+    std::byte* address = nullptr;
+    uint64_t bytes = 0;
+};
+
+// Zero pages that the system commits when they are touched. {nullptr} when there is no room.
+Mapping map_zeros(uint64_t wanted) {
+    const bool huge = wanted >= kHugeBuffer;
+    const uint64_t unit = huge ? kHugePage : 4096;
+    if (wanted > UINT64_MAX - 2 * kHugePage) return {};
+    const uint64_t bytes = (std::max<uint64_t>(wanted, 1) + unit - 1) / unit * unit;
+    const uint64_t reserved = huge ? bytes + kHugePage : bytes;
+    void* start = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
+    if (start == MAP_FAILED) return {};
+    auto* address = static_cast<std::byte*>(start);
+    if (!huge) return {address, bytes};
+    // Cut to whole huge pages.
+    const uint64_t before = (kHugePage - reinterpret_cast<uintptr_t>(address) % kHugePage) % kHugePage;
+    if (before > 0) munmap(address, before);
+    if (before < kHugePage) munmap(address + before + bytes, kHugePage - before);
+#if defined(MADV_HUGEPAGE)
+    madvise(address + before, bytes, MADV_HUGEPAGE);  // a hint: failure costs speed only
+#endif
+    return {address + before, bytes};
+}
+
+// A launch of the stage that is running.
+struct Item {
+    const Launch* launch;
+    const CpuKernel* kernel;
+    CpuRun run;
+    std::array<void*, kMaxSlots> slots;
+    uint32_t groups;
+    uint32_t groups_per_chunk;
+    uint32_t first_chunk;
+    std::atomic<const char*> error;
+};
+
+class CpuDevice final : public Device {
+public:
+    CpuDevice(uint32_t width, uint32_t threads);
+    ~CpuDevice() override;
+
+    BufferId allocate(const char* name, uint64_t bytes) override;
+    void release(BufferId buffer) override;
+    std::byte* map(BufferId buffer) override { return mapping(buffer).address; }
+    void prepare(const Plan& plan) override;
+    void submit(const Plan& plan) override;
+    void wait() override {}
+    std::string name() const override { return object_->width == 1 ? "cpu" : "cpu32"; }
+    std::vector<std::pair<std::string, std::string>> info() const override;
+    uint32_t tile_rows() const override { return kTileRows; }
+    std::vector<Variant> variants() const override;
+
+private:
+    const Mapping& mapping(BufferId buffer) const;
+    const CpuKernel& find(const Launch& launch) const;
+    void place(const Launch& launch, Item& item) const;
+    void run_stage(const Launch* first, uint32_t count);
+    static void run_chunk(void* device, uint32_t chunk);
+    [[noreturn]] void fail(const Item& item) const;
+
+    const CpuObject* object_;
+    std::vector<std::vector<const CpuKernel*>> variants_;  // by KernelInfo::index
+    std::vector<Mapping> buffers_;
+    std::vector<uint32_t> free_;
+    std::unique_ptr<ThreadPool> pool_;
+    std::unique_ptr<Item[]> items_;
+    uint32_t item_capacity_ = 0, item_count_ = 0;
+};
+
+CpuDevice::CpuDevice(uint32_t width, uint32_t threads)
+    : object_(open_object(width == 1 ? best_object() : "liblily_cpu32", width)),
+      variants_(kKernelCount),
+      pool_(std::make_unique<ThreadPool>(threads > 0 ? threads : usable_cores())) {
+    for (uint32_t i = 0; i < object_->count; ++i)
+        variants_.at(object_->kernels[i].kernel).push_back(&object_->kernels[i]);
+}
+
+CpuDevice::~CpuDevice() {
+    for (const Mapping& buffer : buffers_)
+        if (buffer.address != nullptr) munmap(buffer.address, buffer.bytes);
+    // After fork() the pool's threads are missing, and its destructor would wait for them for ever.
+    if (!pool_->usable()) static_cast<void>(pool_.release());
+}
+
+BufferId CpuDevice::allocate(const char* name, uint64_t bytes) {
+    const Mapping made = map_zeros(bytes);
+    if (made.address == nullptr)
+        throw Error(ErrorKind::kOutOfMemory,
+                    std::string(name) + ": cannot allocate " + std::to_string(bytes) + " bytes");
+    if (free_.empty()) {
+        buffers_.push_back(made);
+        return {static_cast<uint32_t>(buffers_.size() - 1)};
+    }
+    const uint32_t index = free_.back();
+    free_.pop_back();
+    buffers_[index] = made;
+    return {index};
+}
+
+void CpuDevice::release(BufferId buffer) {
+    const Mapping old = mapping(buffer);
+    munmap(old.address, old.bytes);
+    buffers_[buffer.index] = {};
+    free_.push_back(buffer.index);
+}
+
+const Mapping& CpuDevice::mapping(BufferId buffer) const {
+    if (buffer.index >= buffers_.size() || buffers_[buffer.index].address == nullptr)
+        throw Error(ErrorKind::kLogic, "cpu: no buffer " + std::to_string(buffer.index));
+    return buffers_[buffer.index];
+}
+
+// The most specialised variant that can run the launch.
+const CpuKernel& CpuDevice::find(const Launch& launch) const {
+    const CpuKernel* best = nullptr;
+    int best_score = -1;
+    for (const CpuKernel* candidate : variants_[launch.kernel->index]) {
+        const int score = variant_score(*launch.kernel, candidate->consts, launch.consts);
+        if (score > best_score) {
+            best = candidate;
+            best_score = score;
+        }
+    }
+    if (best == nullptr)
+        throw Error(ErrorKind::kUnsupported, name() + ": kernel " + launch.kernel->name + " is not compiled for (" +
+                                                 describe_consts(*launch.kernel, launch.consts) + ")");
+    return *best;
+}
+
+void CpuDevice::place(const Launch& launch, Item& item) const {
+    item.launch = &launch;
+    item.kernel = &find(launch);
+    item.error.store(nullptr, std::memory_order_relaxed);
+    for (uint32_t i = 0; i < launch.kernel->slot_count; ++i) {
+        const SlotRef& slot = launch.slots[i];
+        const Mapping& buffer = mapping(slot.buffer);
+        if (slot.offset > buffer.bytes || slot.bytes > buffer.bytes - slot.offset)
+            throw Error(ErrorKind::kLogic,
+                        std::string(launch.kernel->name) + "." + launch.kernel->slots[i].name + ": leaves its buffer");
+        item.slots[i] = buffer.address + slot.offset;
+    }
+    item.run.slots = item.slots.data();
+    item.run.args = launch.args.data();
+    item.kernel->grid(item.run.args, item.run.grid);
+    const uint64_t groups = uint64_t{item.run.grid[0]} * item.run.grid[1] * item.run.grid[2];
+    if (groups > UINT32_MAX)
+        throw Error(ErrorKind::kLogic, std::string(launch.kernel->name) + ": the grid has too many threadgroups");
+    item.groups = static_cast<uint32_t>(groups);
+}
+
+// The launches from `first` on that share its stage.
+static uint32_t stage_size(const Plan& plan, size_t first) {
+    size_t last = first;
+    while (last < plan.launches.size() && plan.launches[last].stage == plan.launches[first].stage) ++last;
+    return static_cast<uint32_t>(last - first);
+}
+
+void CpuDevice::prepare(const Plan& plan) {
+    uint32_t widest = 0;
+    for (const Launch& launch : plan.launches) find(launch);
+    for (size_t first = 0; first < plan.launches.size(); first += stage_size(plan, first))
+        widest = std::max(widest, stage_size(plan, first));
+    if (widest <= item_capacity_) return;
+    items_ = std::make_unique<Item[]>(widest);
+    item_capacity_ = widest;
+}
+
+void CpuDevice::submit(const Plan& plan) {
+    if (!pool_->usable()) throw Error(ErrorKind::kDevice, "cpu: the engine cannot be used after fork()");
+    for (size_t first = 0; first < plan.launches.size();) {
+        const uint32_t count = stage_size(plan, first);
+        run_stage(&plan.launches[first], count);
+        first += count;
+    }
+}
+
+// Launches of a stage are independent, so their threadgroups go to the pool together.
+void CpuDevice::run_stage(const Launch* first, uint32_t count) {
+    if (count > item_capacity_) throw Error(ErrorKind::kLogic, "cpu: plan was not prepared");
+    item_count_ = count;
+    uint64_t groups = 0, bytes = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+        place(first[i], items_[i]);
+        groups += items_[i].groups;
+        for (uint32_t slot = 0; slot < first[i].kernel->slot_count; ++slot) bytes += first[i].slots[slot].bytes;
+    }
+    const bool alone = pool_->size() == 1 || groups <= 1 || bytes <= kInlineBytes;
+    // A few chunks per thread even out threadgroups of unequal length.
+    const uint32_t chunks_per_launch = alone ? 1 : pool_->size() * 4;
+    uint32_t chunks = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+        Item& item = items_[i];
+        item.first_chunk = chunks;
+        item.groups_per_chunk = std::max(1u, (item.groups + chunks_per_launch - 1) / chunks_per_launch);
+        chunks += (item.groups + item.groups_per_chunk - 1) / item.groups_per_chunk;
+    }
+    if (alone) {
+        for (uint32_t chunk = 0; chunk < chunks; ++chunk) run_chunk(this, chunk);
+    } else {
+        pool_->run(chunks, &run_chunk, this);
+    }
+    for (uint32_t i = 0; i < count; ++i)
+        if (items_[i].error.load(std::memory_order_relaxed) != nullptr) fail(items_[i]);
+}
+
+void CpuDevice::run_chunk(void* device, uint32_t chunk) {
+    const CpuDevice& self = *static_cast<const CpuDevice*>(device);
+    uint32_t i = self.item_count_ - 1;
+    while (self.items_[i].first_chunk > chunk) --i;
+    Item& item = self.items_[i];
+    const uint32_t first = (chunk - item.first_chunk) * item.groups_per_chunk;
+    const uint32_t last = std::min(item.groups - first, item.groups_per_chunk) + first;
+    const char* error = item.kernel->run(item.run, first, last);
+    if (error != nullptr) item.error.store(error, std::memory_order_relaxed);
+}
+
+void CpuDevice::fail(const Item& item) const {
+    const Launch& launch = *item.launch;
+    std::string where = std::string("kernel ") + launch.kernel->name;
+    if (launch.label[0] != '\0') where += std::string(", ") + launch.label;
+    if (launch.layer >= 0) where += ", layer " + std::to_string(launch.layer);
+    throw Error(ErrorKind::kDevice, name() + ": " + where + ": " + item.error.load(std::memory_order_relaxed));
+}
+
+std::vector<std::pair<std::string, std::string>> CpuDevice::info() const {
+    return {{"device", name()},
+            {"instruction_set", object_->isa},
+            {"threads", std::to_string(pool_->size())},
+            {"simd_width", std::to_string(object_->width)}};
+}
+
+std::vector<Variant> CpuDevice::variants() const {
+    std::vector<Variant> all;
+    for (uint32_t i = 0; i < object_->count; ++i) {
+        const CpuKernel& kernel = object_->kernels[i];
+        Variant variant{&kKernels[kernel.kernel], {}};
+        std::copy(std::begin(kernel.consts), std::end(kernel.consts), variant.consts.begin());
+        all.push_back(variant);
+    }
+    return all;
+}
+
+}  // namespace
+
+std::unique_ptr<Device> make_cpu_device(uint32_t width, uint32_t threads) {
+    if (width != 1 && width != 32) throw Error(ErrorKind::kValue, "cpu: the SIMD width is 1 or 32");
+    return std::make_unique<CpuDevice>(width, threads);
+}
+
+}  // namespace lily

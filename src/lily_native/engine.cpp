@@ -1,0 +1,218 @@
+#include "engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <unordered_map>
+
+#include "weight_reader.h"
+
+namespace lily {
+namespace {
+
+constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
+
+// Contexts up to here are attended in one block; longer ones in blocks, which more threads can share.
+constexpr uint32_t kOneBlockTokens = 2 * KV_BLOCK;
+
+// Rows of the recorded prefill passes below a whole chunk.
+constexpr uint32_t kPrefillRows[] = {1, 8, 64, 256, 1024};
+
+Capacity capacity_of(const EngineOptions& options, uint32_t tile) {
+    return {.context = options.context, .chunk = options.chunk, .sessions = options.sessions, .tile = tile};
+}
+
+uint64_t sum(const std::vector<uint64_t>& sizes) {
+    uint64_t total = 0;
+    for (uint64_t size : sizes) total += size;
+    return total;
+}
+
+struct Sizes {
+    std::vector<uint64_t> weights, kv, recurrent, logits, scratch;
+};
+
+Sizes measure(const Config& config, const Capacity& capacity) {
+    Carver weights(kNoLimit), kv(kNoLimit), recurrent(kNoLimit), logits(kNoLimit), scratch(kNoLimit);
+    std::vector<TensorTarget> targets;
+    layout_weights(config, weights, targets);
+    layout_state(config, capacity, {kv, recurrent, logits, scratch});
+    return {weights.sizes(), kv.sizes(), recurrent.sizes(), logits.sizes(), scratch.sizes()};
+}
+
+MemoryPlan memory_of(const Config& config, const Capacity& capacity) {
+    const Sizes sizes = measure(config, capacity);
+    return {.weights = sum(sizes.weights), .kv = sum(sizes.kv) / capacity.sessions, .state = sum(sizes.recurrent),
+            .logits = sum(sizes.logits), .scratch = sum(sizes.scratch)};
+}
+
+uint32_t device_width(const std::string& device) {
+    return device == "cpu32" ? 32 : 1;
+}
+
+// The smallest tile of any device: plans of memory made before a device exists are upper bounds.
+constexpr uint32_t kSmallestTile = 32;
+
+// The file range that fills one target; throws kCheckpoint when the header promised something else.
+void add_jobs(std::vector<ReadJob>& jobs, const TensorTarget& target, const TensorSource& source, uint32_t file,
+              std::byte* base) {
+    const bool widen = source.dtype == "BF16" && target.dtypes.front() == "F32";
+    const uint64_t expected = widen ? target.target.bytes / 2 : target.target.bytes;
+    if (source.bytes != expected)
+        throw Error(ErrorKind::kCheckpoint, source.name + ": found " + std::to_string(source.bytes) +
+                                                " bytes, expected " + std::to_string(expected));
+    const auto check = !target.is_scale         ? ReadJob::Check::kNone
+                       : source.dtype == "BF16" ? ReadJob::Check::kFiniteBf16
+                                                : ReadJob::Check::kFiniteF32;
+    const uint64_t piece = expected / target.pieces;
+    for (uint64_t i = 0; i < target.pieces; ++i)
+        jobs.push_back({.file = file, .offset = source.offset + i * piece, .bytes = piece,
+                        .dst = base + target.target.offset + i * target.stride, .check = check,
+                        .tensor = target.name.c_str(), .bf16_to_f32 = widen});
+}
+
+}  // namespace
+
+std::string choose_device(const EngineOptions& options) {
+    if (options.context == 0 || options.chunk == 0 || options.sessions == 0)
+        throw Error(ErrorKind::kValue, "context, prefill_chunk and max_sessions must be positive");
+    if (options.chunk % TILE_K != 0)
+        throw Error(ErrorKind::kValue, "prefill_chunk must be a multiple of 64, found " + std::to_string(options.chunk));
+    if (options.device == "auto" || options.device == "cpu") return "cpu";
+    if (options.device == "cpu32") return "cpu32";
+    if (options.device == "metal" || options.device == "cuda")
+        throw Error(ErrorKind::kUnsupported, "device '" + options.device + "' is not in this build; 'cpu' is");
+    throw Error(ErrorKind::kValue, "unknown device '" + options.device + "': expected auto, cpu or cpu32");
+}
+
+MemoryPlan plan_memory(const Config& config, const EngineOptions& options) {
+    check_config(config);
+    choose_device(options);
+    return memory_of(config, capacity_of(options, kSmallestTile));
+}
+
+Engine::Engine(const Config& config, const std::vector<TensorSource>& tensors, const EngineOptions& options,
+               const Progress& progress)
+    : process_(getpid()) {
+    check_config(config);
+    device_ = make_cpu_device(device_width(choose_device(options)), options.threads);
+    model_.config = config;
+    model_.capacity = capacity_of(options, device_->tile_rows());
+    allocate();
+    load(tensors, options.threads, progress);
+    for (uint32_t i = options.sessions; i-- > 0;) free_sessions_.push_back(i);
+    for (uint32_t i = model_.capacity.pages(); i-- > 0;) free_pages_.push_back(i);
+}
+
+void Engine::allocate() {
+    const Sizes sizes = measure(model_.config, model_.capacity);
+    auto buffers = [&](const char* name, const std::vector<uint64_t>& bytes) {
+        std::vector<BufferId> ids;
+        for (uint64_t size : bytes) ids.push_back(device_->allocate(name, size));
+        return ids;
+    };
+    Carver weights(kNoLimit, buffers("weights", sizes.weights)), kv(kNoLimit, buffers("kv", sizes.kv));
+    Carver recurrent(kNoLimit, buffers("state", sizes.recurrent)), logits(kNoLimit, buffers("logits", sizes.logits));
+    Carver scratch(kNoLimit, buffers("scratch", sizes.scratch));
+    std::vector<TensorTarget> targets;
+    model_.weights = layout_weights(model_.config, weights, targets);
+    model_.state = layout_state(model_.config, model_.capacity, {kv, recurrent, logits, scratch});
+    memory_ = memory_of(model_.config, model_.capacity);
+}
+
+void Engine::load(const std::vector<TensorSource>& tensors, uint32_t threads, const Progress& progress) {
+    std::unordered_map<std::string, const TensorSource*> by_name;
+    for (const TensorSource& source : tensors) by_name[source.name] = &source;
+    std::vector<TensorTarget> targets;
+    std::vector<BufferId> buffers{model_.weights.embed.w.buffer};
+    Carver carver(kNoLimit, buffers);
+    layout_weights(model_.config, carver, targets);
+    std::vector<std::string> files;
+    std::unordered_map<std::string, uint32_t> file_index;
+    std::vector<ReadJob> jobs;
+    for (const TensorTarget& target : targets) {
+        const auto found = by_name.find(target.name);
+        if (found == by_name.end()) throw Error(ErrorKind::kCheckpoint, "missing tensor " + target.name);
+        const auto [file, added] = file_index.try_emplace(found->second->path, static_cast<uint32_t>(files.size()));
+        if (added) files.push_back(found->second->path);
+        add_jobs(jobs, target, *found->second, file->second, device_->map(target.target.buffer));
+    }
+    read_weights(files, std::move(jobs), threads, progress);
+    float frequencies[ROTARY_DIM / 2];
+    for (uint32_t i = 0; i < ROTARY_DIM / 2; ++i)
+        frequencies[i] = static_cast<float>(std::pow(double{model_.config.rope_theta}, -2.0 * i / ROTARY_DIM));
+    write<float>(model_.weights.inv_freq, frequencies);
+}
+
+void Engine::close() {
+    const std::lock_guard guard(mutex_);
+    plans_.clear();
+    // A forked child has no worker threads to join; the parent still uses them.
+    if (getpid() == process_)
+        device_.reset();
+    else
+        static_cast<void>(device_.release());
+}
+
+std::unique_lock<std::mutex> Engine::lock() {
+    if (getpid() != process_)
+        throw Error(ErrorKind::kLogic, "this engine belongs to the parent process; open a new one after fork()");
+    std::unique_lock guard(mutex_);
+    if (!device_) throw Error(ErrorKind::kLogic, "the engine is closed");
+    return guard;
+}
+
+std::string Engine::device_name() {
+    const auto guard = lock();
+    return device_->name();
+}
+
+std::vector<std::pair<std::string, std::string>> Engine::device_info() {
+    const auto guard = lock();
+    return device_->info();
+}
+
+const Plan& Engine::prepared(const std::string& key, const std::function<Plan()>& record) {
+    const auto found = plans_.find(key);
+    if (found != plans_.end()) return found->second;
+    Plan plan = record();
+    device_->prepare(plan);
+    return plans_.emplace(key, std::move(plan)).first->second;
+}
+
+const Plan& Engine::body(const Pass& pass) {
+    const std::string key = (pass.decode ? "decode " : "prefill ") + std::to_string(pass.decode ? pass.blocks : pass.rows);
+    return prepared(key, [&] { return record_body(model_, pass); });
+}
+
+const Plan& Engine::score(uint32_t rows, uint32_t top) {
+    const Pass pass = prefill_pass(rows);
+    return prepared("score " + std::to_string(pass.rows) + " " + std::to_string(top),
+                    [&] { return record_score(model_, pass, top); });
+}
+
+const Plan& Engine::tail(Tail kind) {
+    return prepared("tail " + std::to_string(static_cast<int>(kind)), [&] { return record_tail(model_, kind); });
+}
+
+void Engine::run(const Plan& plan) {
+    device_->submit(plan);
+    device_->wait();
+}
+
+Pass Engine::prefill_pass(uint32_t rows) const {
+    for (uint32_t bucket : kPrefillRows)
+        if (rows <= bucket && bucket < model_.capacity.chunk) return {.decode = false, .rows = bucket, .blocks = 1};
+    return {.decode = false, .rows = model_.capacity.chunk, .blocks = 1};
+}
+
+Pass Engine::decode_pass(uint32_t position) const {
+    if (position < kOneBlockTokens) return {.decode = true, .rows = 1, .blocks = 1};
+    uint32_t blocks = 4;
+    while (blocks * KV_BLOCK <= position) blocks *= 2;
+    return {.decode = true, .rows = 1, .blocks = std::min(blocks, model_.capacity.attention_blocks())};
+}
+
+}  // namespace lily

@@ -1,0 +1,114 @@
+// Engine: one model on one device, shared by its sessions. Owns weights, pools and recorded plans.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device.h"
+#include "model.h"
+
+namespace lily {
+
+// Where the bytes of one checkpoint tensor are.
+struct TensorSource {
+    std::string name;
+    std::string dtype;  // safetensors name
+    std::string path;
+    uint64_t offset;
+    uint64_t bytes;
+};
+
+struct EngineOptions {
+    std::string device = "auto";
+    uint32_t context = 0;
+    uint32_t chunk = 0;
+    uint32_t sessions = 0;
+    uint32_t threads = 0;  // 0: one per physical core
+};
+
+// Bytes that an engine takes. kv is what one session needs at full context; pages are committed as they are used.
+struct MemoryPlan {
+    uint64_t weights = 0;
+    uint64_t kv = 0;
+    uint64_t state = 0;
+    uint64_t logits = 0;
+    uint64_t scratch = 0;
+
+    uint64_t total() const { return weights + kv + state + logits + scratch; }
+};
+
+MemoryPlan plan_memory(const Config& config, const EngineOptions& options);
+
+// Rejects options that make no sense (kValue) and names the device that "auto" means (kUnsupported if unknown).
+std::string choose_device(const EngineOptions& options);
+
+using Progress = std::function<void(uint64_t done, uint64_t total)>;
+
+// Every member may be called from any thread; calls wait for each other.
+class Engine {
+public:
+    // Reads the weights; calls `progress` on this thread, which may throw to give up.
+    Engine(const Config& config, const std::vector<TensorSource>& tensors, const EngineOptions& options,
+           const Progress& progress);
+
+    // Gives the memory back. Sessions that remain throw kLogic from then on.
+    void close();
+
+    const Config& config() const { return model_.config; }
+    const Capacity& capacity() const { return model_.capacity; }
+    const MemoryPlan& memory() const { return memory_; }
+    std::string device_name();
+    std::vector<std::pair<std::string, std::string>> device_info();
+
+private:
+    friend class Session;
+
+    // Waits for the engine; throws kLogic when it is closed or belongs to the parent process.
+    std::unique_lock<std::mutex> lock();
+
+    void allocate();
+    void load(const std::vector<TensorSource>& tensors, uint32_t threads, const Progress& progress);
+
+    const Plan& body(const Pass& pass);
+    const Plan& score(uint32_t rows, uint32_t top);
+    const Plan& tail(Tail kind);
+    const Plan& prepared(const std::string& key, const std::function<Plan()>& record);
+    void run(const Plan& plan);
+
+    // The pass that holds `rows` rows of a prompt, and the one that decodes the token at `position`.
+    Pass prefill_pass(uint32_t rows) const;
+    Pass decode_pass(uint32_t position) const;
+
+    template <class T> void write(Slot<T> slot, std::span<const T> values);
+    template <class T> void read(Slot<T> slot, std::span<T> values);
+
+    std::mutex mutex_;
+    pid_t process_;
+    std::unique_ptr<Device> device_;
+    Model model_;
+    MemoryPlan memory_;
+    std::map<std::string, Plan> plans_;
+    std::vector<uint32_t> free_sessions_;
+    std::vector<uint32_t> free_pages_;
+};
+
+template <class T> void Engine::write(Slot<T> slot, std::span<const T> values) {
+    if (values.size() > slot.count) throw_slice_error(0, values.size(), slot.count);
+    std::memcpy(device_->map(slot.buffer) + slot.offset, values.data(), values.size_bytes());
+}
+
+template <class T> void Engine::read(Slot<T> slot, std::span<T> values) {
+    if (values.size() > slot.count) throw_slice_error(0, values.size(), slot.count);
+    std::memcpy(values.data(), device_->map(slot.buffer) + slot.offset, values.size_bytes());
+}
+
+}  // namespace lily

@@ -1,0 +1,179 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+namespace lily {
+
+namespace {
+
+constexpr uint32_t kNever = 0;  // stages count from 1 here, so that 0 means "not yet"
+
+// Who touched which bytes of one buffer last. Segments are disjoint, keyed by their first byte. A segment
+// needs only the last writer and the latest reader since: earlier accesses are in earlier stages.
+class ByteHistory {
+public:
+    // The latest stage whose access to [first, last) conflicts with the coming one.
+    uint32_t latest_conflict(uint64_t first, uint64_t last, bool write) const {
+        uint32_t latest = kNever;
+        auto it = segments_.upper_bound(first);
+        if (it != segments_.begin() && std::prev(it)->second.last > first) --it;
+        for (; it != segments_.end() && it->first < last; ++it) {
+            latest = std::max(latest, it->second.written);
+            if (write) latest = std::max(latest, it->second.read);
+        }
+        return latest;
+    }
+
+    void record(uint64_t first, uint64_t last, bool write, uint32_t stage) {
+        split(first);
+        split(last);
+        auto it = segments_.lower_bound(first);
+        if (write) {
+            // A slot of the same launch may have read these bytes: its stage is the same, nothing is lost.
+            while (it != segments_.end() && it->first < last) it = segments_.erase(it);
+            segments_.emplace_hint(it, first, Segment{last, stage, kNever});
+            return;
+        }
+        uint64_t at = first;
+        while (at < last) {
+            const bool gap = it == segments_.end() || it->first > at;
+            if (gap) {
+                const uint64_t end = it == segments_.end() ? last : std::min(last, it->first);
+                it = segments_.emplace_hint(it, at, Segment{end, kNever, kNever});
+            }
+            it->second.read = std::max(it->second.read, stage);
+            at = it->second.last;
+            ++it;
+        }
+    }
+
+private:
+    struct Segment {
+        uint64_t last;  // one past
+        uint32_t written, read;
+    };
+
+    void split(uint64_t at) {
+        auto it = segments_.lower_bound(at);
+        if (it == segments_.begin()) return;
+        Segment& before = std::prev(it)->second;
+        if (before.last <= at) return;
+        const Segment rest = before;
+        before.last = at;
+        segments_.emplace_hint(it, at, rest);
+    }
+
+    std::map<uint64_t, Segment> segments_;
+};
+
+// Puts every launch into the earliest stage its conflicts allow; returns how many stages there are.
+uint32_t level(std::vector<Launch>& launches) {
+    std::unordered_map<uint32_t, ByteHistory> buffers;
+    uint32_t last_stage = kNever;
+    for (Launch& launch : launches) {
+        const KernelInfo& kernel = *launch.kernel;
+        uint32_t stage = kNever;
+        for (uint32_t i = 0; i < kernel.slot_count; ++i) {
+            const SlotRef& slot = launch.slots[i];
+            if (slot.bytes == 0) continue;
+            stage = std::max(stage, buffers[slot.buffer.index].latest_conflict(
+                                        slot.offset, slot.offset + slot.bytes, kernel.slots[i].written));
+        }
+        ++stage;
+        for (const bool write : {false, true}) {
+            for (uint32_t i = 0; i < kernel.slot_count; ++i) {
+                const SlotRef& slot = launch.slots[i];
+                if (slot.bytes == 0 || kernel.slots[i].written != write) continue;
+                buffers[slot.buffer.index].record(slot.offset, slot.offset + slot.bytes, write, stage);
+            }
+        }
+        launch.stage = stage - 1;
+        last_stage = std::max(last_stage, stage);
+    }
+    return last_stage;
+}
+
+struct Traffic {
+    uint64_t read = 0, written = 0;
+};
+
+Traffic traffic_of(const Launch& launch) {
+    std::array<uint64_t, kMaxSlots> bytes{};
+    launch.kernel->bytes(launch.args.data(), launch.consts.data(), bytes.data());
+    Traffic sum;
+    for (uint32_t i = 0; i < launch.kernel->slot_count; ++i) {
+        (launch.kernel->slots[i].written ? sum.written : sum.read) += bytes[i];
+    }
+    return sum;
+}
+
+std::string kernel_text(const Launch& launch) {
+    std::string text = launch.kernel->name;
+    for (uint32_t i = 0; i < launch.kernel->const_count; ++i) {
+        text += i == 0 ? " " : ",";
+        text += std::string(launch.kernel->consts[i].name) + "=" + std::to_string(launch.consts[i]);
+    }
+    return text;
+}
+
+// One line of the table; the last columns are bytes read and written.
+std::string line(const std::string& stage, const std::string& index, const std::string& kernel,
+                 const std::string& place, const std::string& read, const std::string& written) {
+    char text[256];
+    const int size =
+        std::snprintf(text, sizeof(text), "%6s %6s  %-44s %-24s %14s %14s\n", stage.c_str(), index.c_str(),
+                      kernel.c_str(), place.c_str(), read.c_str(), written.c_str());
+    if (size < 0) return {};
+    if (static_cast<size_t>(size) < sizeof(text)) return text;
+    return stage + " " + index + "  " + kernel + " " + place + " " + read + " " + written + "\n";
+}
+
+}  // namespace
+
+void Recorder::add(Launch launch) {
+    check_launch(launch);
+    launch.label = label_;
+    launch.layer = layer_;
+    launches_.push_back(launch);
+}
+
+void Recorder::scope(const char* label, int layer) {
+    label_ = label;
+    layer_ = layer;
+}
+
+Plan Recorder::finish(std::string name) {
+    Plan plan{std::move(name), std::exchange(launches_, {}), 0};
+    scope("");
+    plan.stage_count = level(plan.launches);
+    std::stable_sort(plan.launches.begin(), plan.launches.end(),
+                     [](const Launch& a, const Launch& b) { return a.stage < b.stage; });
+    return plan;
+}
+
+std::string describe(const Plan& plan) {
+    std::string text = "plan " + plan.name + "\n";
+    text += line("stage", "launch", "kernel", "place", "read", "written");
+    Traffic total;
+    for (size_t i = 0; i < plan.launches.size(); ++i) {
+        const Launch& launch = plan.launches[i];
+        const Traffic traffic = traffic_of(launch);
+        total.read += traffic.read;
+        total.written += traffic.written;
+        std::string place = launch.label;
+        if (launch.layer >= 0) place += (place.empty() ? "" : " ") + std::to_string(launch.layer);
+        text += line(std::to_string(launch.stage), std::to_string(i), kernel_text(launch), place,
+                     std::to_string(traffic.read), std::to_string(traffic.written));
+    }
+    text += "total: " + std::to_string(plan.launches.size()) + " launches, " +
+            std::to_string(plan.stage_count) + " stages, " + std::to_string(total.read) + " bytes read, " +
+            std::to_string(total.written) + " bytes written\n";
+    return text;
+}
+
+}  // namespace lily

@@ -1,0 +1,269 @@
+#include "session.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace lily {
+namespace {
+
+uint32_t previous_generation(uint32_t generation) {
+    return (generation + GENERATIONS - 1) % GENERATIONS;
+}
+
+Sampling greedy() {
+    return {.params = {.temperature = 0, .top_p = 1, .min_p = 0, .presence = 0, .frequency = 0, .repetition = 1,
+                       .top_k = 0, .seed_low = 0, .seed_high = 0, .bias_count = 0},
+            .bias = {}};
+}
+
+}  // namespace
+
+Session::Session(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), sampling_(greedy()) {
+    const auto guard = engine_->lock();
+    if (engine_->free_sessions_.empty())
+        throw Error(ErrorKind::kOutOfMemory, "all " + std::to_string(engine_->capacity().sessions) +
+                                                 " sessions are in use; close one or open the engine with more");
+    index_ = engine_->free_sessions_.back();
+    engine_->free_sessions_.pop_back();
+    engine_->write<SampleParams>(engine_->model_.state.params.slice(*index_, 1), {&sampling_.params, 1});
+}
+
+Session::~Session() {
+    close();
+}
+
+void Session::close() {
+    const std::lock_guard guard(engine_->mutex_);
+    if (!index_) return;
+    release_pages();
+    engine_->free_sessions_.push_back(*index_);
+    index_.reset();
+}
+
+std::unique_lock<std::mutex> Session::lock() {
+    auto guard = engine_->lock();
+    if (!index_) throw Error(ErrorKind::kLogic, "the session is closed");
+    return guard;
+}
+
+uint32_t Session::position() {
+    const auto guard = lock();
+    return static_cast<uint32_t>(tokens_.size());
+}
+
+void Session::reset() {
+    const auto guard = lock();
+    release_pages();
+    tokens_.clear();
+    prompt_tokens_ = 0;
+    last_rows_ = 0;
+    generation_ = 0;
+    counts_valid_ = false;
+}
+
+void Session::check_ids(std::span<const int32_t> ids) const {
+    if (ids.empty()) throw Error(ErrorKind::kValue, "no token ids");
+    const uint32_t vocab = engine_->config().vocab;
+    for (int32_t id : ids)
+        if (id < 0 || static_cast<uint32_t>(id) >= vocab)
+            throw Error(ErrorKind::kValue, "token id " + std::to_string(id) + " is outside the vocabulary of " +
+                                               std::to_string(vocab));
+}
+
+void Session::check_room(size_t tokens) const {
+    const size_t context = engine_->capacity().context;
+    if (tokens > context - tokens_.size())
+        throw Error(ErrorKind::kContextFull, std::to_string(tokens) + " more tokens do not fit: " +
+                                                 std::to_string(tokens_.size()) + " of the context's " +
+                                                 std::to_string(context) + " are used");
+}
+
+// Chunks end at absolute multiples of 64, so that a token is always computed in the same tile form.
+uint32_t Session::chunk_of(size_t tokens) const {
+    const size_t chunk = engine_->capacity().chunk;
+    if (tokens <= chunk) return static_cast<uint32_t>(tokens);
+    const size_t end = (tokens_.size() + chunk) / TILE_K * TILE_K;
+    return static_cast<uint32_t>(end - tokens_.size());
+}
+
+void Session::take_pages(uint32_t tokens) {
+    const size_t wanted = (tokens_.size() + tokens + PAGE - 1) / PAGE;
+    const Capacity& capacity = engine_->capacity();
+    const Slot<uint32_t> table =
+        engine_->model_.state.page_table.slice(uint64_t{*index_} * capacity.session_pages(), capacity.session_pages());
+    while (pages_.size() < wanted) {
+        if (engine_->free_pages_.empty()) throw Error(ErrorKind::kOutOfMemory, "the pool of cache pages is empty");
+        const uint32_t page = engine_->free_pages_.back();
+        engine_->write<uint32_t>(table.slice(pages_.size(), 1), {&page, 1});
+        pages_.push_back(page);
+        engine_->free_pages_.pop_back();
+    }
+}
+
+void Session::release_pages() {
+    while (!pages_.empty()) {
+        engine_->free_pages_.push_back(pages_.back());
+        pages_.pop_back();
+    }
+}
+
+void Session::write_step(uint32_t position, uint32_t rows, uint32_t generation, uint32_t last_token) {
+    const StepState step{.session = *index_, .position = position, .rows = rows, .generation = generation,
+                         .last_token = last_token, .ticket = ticket_};
+    engine_->write<StepState>(engine_->model_.state.step, {&step, 1});
+}
+
+void Session::feed(std::span<const int32_t> ids, const Plan& plan) {
+    const auto rows = static_cast<uint32_t>(ids.size());
+    take_pages(rows);
+    write_step(static_cast<uint32_t>(tokens_.size()), rows, generation_, NO_TOKEN);
+    std::vector<uint32_t> tokens(ids.begin(), ids.end());
+    engine_->write<uint32_t>(engine_->model_.state.tokens, tokens);
+    engine_->run(plan);
+    tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+    prompt_tokens_ = tokens_.size();
+    last_rows_ = rows;
+    generation_ = (generation_ + 1) % GENERATIONS;
+    counts_valid_ = false;
+}
+
+uint32_t Session::prefill(std::span<const int32_t> ids) {
+    const auto guard = lock();
+    check_ids(ids);
+    check_room(ids.size());
+    const uint32_t taken = chunk_of(ids.size());
+    // The rows past the last multiple of 64 always go alone, whatever came before them in the same chunk.
+    const size_t end = tokens_.size() + taken, whole = std::max(end / TILE_K * TILE_K, tokens_.size());
+    const size_t first = whole - tokens_.size();
+    if (first > 0) feed(ids.first(first), engine_->body(engine_->prefill_pass(static_cast<uint32_t>(first))));
+    if (taken > first)
+        feed(ids.subspan(first, taken - first), engine_->body(engine_->prefill_pass(static_cast<uint32_t>(taken - first))));
+    return taken;
+}
+
+Scores Session::score(std::span<const int32_t> ids, std::span<const int32_t> targets, uint32_t top) {
+    const auto guard = lock();
+    check_ids(ids);
+    check_ids(targets);
+    check_room(ids.size());
+    if (targets.size() != ids.size()) throw Error(ErrorKind::kValue, "as many targets as ids are needed");
+    if (top > std::min(kMaxTop, engine_->config().vocab))
+        throw Error(ErrorKind::kValue, "at most " + std::to_string(kMaxTop) + " top log probabilities");
+    const State& s = engine_->model_.state;
+    Scores scores;
+    scores.taken = chunk_of(ids.size());
+    const std::vector<uint32_t> expected(targets.begin(), targets.begin() + scores.taken);
+    engine_->write<uint32_t>(s.targets, expected);
+    feed(ids.first(scores.taken), engine_->score(scores.taken, top));
+    scores.logprobs.resize(scores.taken);
+    scores.top_ids.resize(uint64_t{scores.taken} * top);
+    scores.top_logprobs.resize(uint64_t{scores.taken} * top);
+    engine_->read<float>(s.logprobs, scores.logprobs);
+    engine_->read<uint32_t>(s.top_ids, scores.top_ids);
+    engine_->read<float>(s.top_logprobs, scores.top_logprobs);
+    return scores;
+}
+
+bool Session::penalised() const {
+    const SampleParams& p = sampling_.params;
+    return p.presence != 0 || p.frequency != 0 || p.repetition != 1;
+}
+
+Tail Session::tail_kind() const {
+    if (sampling_.params.temperature > 0) return Tail::kSampled;
+    return penalised() || !sampling_.bias.empty() ? Tail::kAdjustedGreedy : Tail::kGreedy;
+}
+
+void Session::set_sampling(const Sampling& sampling) {
+    const auto guard = lock();
+    if (sampling.bias.size() > MAX_BIAS)
+        throw Error(ErrorKind::kValue, "at most " + std::to_string(MAX_BIAS) + " logit biases");
+    const State& s = engine_->model_.state;
+    std::vector<uint32_t> ids;
+    std::vector<float> values;
+    for (const auto& [id, value] : sampling.bias) {
+        ids.push_back(id);
+        values.push_back(value);
+    }
+    sampling_ = sampling;
+    sampling_.params.bias_count = static_cast<uint32_t>(ids.size());
+    counts_valid_ = false;
+    engine_->write<SampleParams>(s.params.slice(*index_, 1), {&sampling_.params, 1});
+    engine_->write<uint32_t>(s.bias_ids.slice(uint64_t{*index_} * MAX_BIAS, MAX_BIAS), ids);
+    engine_->write<float>(s.bias_values.slice(uint64_t{*index_} * MAX_BIAS, MAX_BIAS), values);
+}
+
+// Writes the penalty counts of all tokens so far into the generation before the newest, where the tail reads them.
+void Session::count_tokens() {
+    constexpr ushort kInPrompt = 0x8000, kMost = 0x7fff;
+    const uint64_t vocab = engine_->config().vocab;
+    std::vector<ushort> counts(vocab);
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+        ushort& count = counts[tokens_[i]];
+        if (i < prompt_tokens_)
+            count |= kInPrompt;
+        else if ((count & kMost) != kMost)
+            ++count;
+    }
+    const uint64_t row = uint64_t{*index_} * GENERATIONS + previous_generation(generation_);
+    engine_->write<ushort>(engine_->model_.state.counts.slice(row * vocab, vocab), counts);
+}
+
+Picked Session::step() {
+    const auto guard = lock();
+    if (last_rows_ == 0) throw Error(ErrorKind::kLogic, "there are no logits yet: prefill a prompt first");
+    check_room(1);
+    const auto position = static_cast<uint32_t>(tokens_.size());
+    const bool counting = penalised();
+    uint32_t uncounted = tokens_.back();
+    if (counting && !counts_valid_) {
+        count_tokens();
+        uncounted = NO_TOKEN;
+    }
+    take_pages(1);
+    write_step(position - last_rows_, last_rows_, previous_generation(generation_), uncounted);
+    const Plan& tail = engine_->tail(tail_kind());
+    const Plan& body = engine_->body(engine_->decode_pass(position));
+    engine_->run(tail);
+    engine_->run(body);
+    uint32_t place[2];
+    engine_->read<uint32_t>(engine_->model_.state.ring.slice(ticket_ % TOKEN_RING * 2, 2), place);
+    ++ticket_;
+    tokens_.push_back(place[0]);
+    last_rows_ = 1;
+    generation_ = (generation_ + 1) % GENERATIONS;
+    counts_valid_ = counting;
+    return {place[0], std::bit_cast<float>(place[1])};
+}
+
+Slot<float> Session::logits_slot() const {
+    if (last_rows_ == 0) throw Error(ErrorKind::kLogic, "there are no logits yet: prefill a prompt first");
+    const uint64_t vocab = engine_->config().vocab;
+    return engine_->model_.state.logits.slice((uint64_t{*index_} * GENERATIONS + generation_) * vocab, vocab);
+}
+
+std::vector<float> Session::logits() {
+    const auto guard = lock();
+    std::vector<float> values(engine_->config().vocab);
+    engine_->read<float>(logits_slot(), values);
+    return values;
+}
+
+std::vector<Picked> Session::top(uint32_t k) {
+    const auto guard = lock();
+    if (k > std::min(kMaxTop, engine_->config().vocab))
+        throw Error(ErrorKind::kValue, "at most " + std::to_string(kMaxTop) + " top log probabilities");
+    const Slot<float> from = logits_slot();
+    const std::string key = "top " + std::to_string(from.offset) + " " + std::to_string(k);
+    write_step(0, 1, 0, NO_TOKEN);
+    engine_->run(engine_->prepared(key, [&] { return record_top(engine_->model_, from, k); }));
+    std::vector<uint32_t> ids(k);
+    std::vector<float> logprobs(k);
+    engine_->read<uint32_t>(engine_->model_.state.top_ids, ids);
+    engine_->read<float>(engine_->model_.state.top_logprobs, logprobs);
+    std::vector<Picked> picked;
+    for (uint32_t i = 0; i < k; ++i) picked.push_back({ids[i], logprobs[i]});
+    return picked;
+}
+
+}  // namespace lily

@@ -1,0 +1,85 @@
+// Session: one sequence of tokens on an engine, with its cache pages, recurrent state and sampling parameters.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine.h"
+
+namespace lily {
+
+struct Picked {
+    uint32_t token;
+    float logprob;  // under the model's own distribution, before penalties and temperature
+};
+
+struct Sampling {
+    SampleParams params;
+    std::vector<std::pair<uint32_t, float>> bias;  // distinct ids
+};
+
+struct Scores {
+    uint32_t taken = 0;
+    std::vector<float> logprobs;      // [taken]
+    std::vector<uint32_t> top_ids;    // [taken, top]
+    std::vector<float> top_logprobs;  // [taken, top]
+};
+
+// Every member may be called from any thread; calls wait for the engine.
+class Session {
+public:
+    // Throws kOutOfMemory when all of the engine's sessions are in use.
+    explicit Session(std::shared_ptr<Engine> engine);
+    ~Session();
+    Session(const Session&) = delete;
+    Session& operator=(const Session&) = delete;
+
+    uint32_t position();
+
+    // Forgets all tokens.
+    void reset();
+    // Gives the session's place back; everything but close() throws from then on.
+    void close();
+
+    // Feeds a bounded chunk of ids and returns how many; the logits are then those of the last one.
+    uint32_t prefill(std::span<const int32_t> ids);
+    // As prefill, with log probabilities: targets[i] is the token expected after ids[i].
+    Scores score(std::span<const int32_t> ids, std::span<const int32_t> targets, uint32_t top);
+
+    void set_sampling(const Sampling& sampling);
+    // Picks a token from the logits and feeds it.
+    Picked step();
+
+    std::vector<float> logits();
+    // The k most likely next tokens, most likely first.
+    std::vector<Picked> top(uint32_t k);
+
+private:
+    std::unique_lock<std::mutex> lock();
+    void check_ids(std::span<const int32_t> ids) const;
+    void check_room(size_t tokens) const;
+    uint32_t chunk_of(size_t tokens) const;
+    void take_pages(uint32_t tokens);
+    void release_pages();
+    void write_step(uint32_t position, uint32_t rows, uint32_t generation, uint32_t last_token);
+    void feed(std::span<const int32_t> ids, const Plan& plan);
+    void count_tokens();
+    bool penalised() const;
+    Tail tail_kind() const;
+    Slot<float> logits_slot() const;
+
+    std::shared_ptr<Engine> engine_;
+    std::optional<uint32_t> index_;    // row of the pools; none once closed
+    std::vector<uint32_t> pages_;
+    std::vector<uint32_t> tokens_;     // all tokens fed
+    size_t prompt_tokens_ = 0;         // those before the output that penalties count
+    uint32_t last_rows_ = 0;           // rows of the newest pass; 0 before any
+    uint32_t generation_ = 0;          // of the newest recurrent state
+    bool counts_valid_ = false;
+    uint32_t ticket_ = 0;
+    Sampling sampling_;
+};
+
+}  // namespace lily

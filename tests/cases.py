@@ -1,0 +1,465 @@
+"""Inputs for every kernel: per kernel one function that makes args and slots of given sizes and numbers.
+
+A function takes (g, d, c): the source of numbers, the sizes, the consts. Slots that it does not return are
+written only; the harness fills them with 0xFF before the call. What a kernel must not read (rows past the
+step's, cache rows past the end, other pages) is NaN or an index far outside, so that reading it shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from cases_head import HEAD_INPUTS
+from inputs import NO_TOKEN, Dims, Made, Numbers, chain
+from reference import DELTA_DIM, HEAD_DIM, KV_BLOCK, PAGE, ROTARY_DIM, ROUTE_BLOCK
+from reference_math import GENERATIONS
+from slots import Array
+
+EPS = float(np.float32(1e-6))
+
+
+# embed, norm
+
+
+def embed_gather(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    tokens = g.rng.integers(0, d.vocab, d.rows).astype(np.uint32)
+    tokens[0], tokens[d.live :] = d.vocab + 5, NO_TOKEN  # an unknown token is taken for the last one
+    slots = {"tokens": tokens, "step": g.step(d), **g.weights(d.vocab, d.k)}
+    return Made({"rows": d.rows, "hidden": d.k, "vocab": d.vocab}, slots, {"x": 1})
+
+
+def rms_norm(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    slots = {"x": g.rows(d, d.k), "w": g.bf16(d.k, mean=1, scale=0.3), "step": g.step(d)}
+    return Made({"rows": d.rows, "dim": d.k, "eps": EPS}, slots, {"y": chain(d.k, g)})
+
+
+def rms_norm_last(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    return rms_norm(g, d, c)
+
+
+def gated_rms_norm(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    gate, width = 128, d.value_heads * DELTA_DIM
+    slots = {
+        "x": g.rows(d, d.value_heads, DELTA_DIM),
+        "proj": g.rows(d, gate + width + 64, scale=2),
+        "w": g.bf16(DELTA_DIM),
+        "step": g.step(d),
+    }
+    args = {
+        "rows": d.rows,
+        "value_heads": d.value_heads,
+        "proj_dim": gate + width + 64,
+        "gate": gate,
+        "eps": EPS,
+    }
+    return Made(args, slots, {"y": chain(DELTA_DIM, g)})
+
+
+# quantised products
+
+
+def qmv(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    k = c["K"] or d.k
+    slots = {"x": g.act_rows(d, k), "step": g.step(d), **g.weights(d.n, k, bits=c["BITS"])}
+    return Made({"rows": d.rows, "n": d.n, "k": k}, slots, {"y": chain(k, g)})
+
+
+def qmv_add(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    made = qmv(g, d, c)
+    return made._replace(slots={**made.slots, "y": g.rows(d, d.n)})
+
+
+def qmm(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    first = 3 * (d.live % 2)  # the step has `first` rows before those of the slots
+    slots = {
+        "x": g.act_rows(d, d.k),
+        "step": g.step(d, rows=d.live + first),
+        **g.weights(d.n, d.k, bits=c["BITS"]),
+    }
+    return Made({"rows": d.rows, "n": d.n, "k": d.k, "first": first}, slots, {"y": chain(d.k, g)})
+
+
+def qmm_add(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    made = qmm(g, d, c)
+    return made._replace(slots={**made.slots, "y": g.rows(d, d.n)})
+
+
+def qmm_swiglu(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    made = qmm(g, d, c)
+    return made._replace(slots={**made.slots, **g.weights(2 * d.n, d.k, bits=c["BITS"])})
+
+
+# Gated DeltaNet
+
+
+def conv_silu(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    channels = (2 * d.key_heads + d.value_heads) * DELTA_DIM
+    slots = {
+        "proj": g.rows(d, channels + 64, scale=2),
+        "w": g.bf16(channels, 4, scale=0.5),
+        "step": g.step(d),
+        "state": g.values(d.sessions, GENERATIONS, 3, channels),
+    }
+    args = {"rows": d.rows, "sessions": d.sessions, "channels": channels, "proj_dim": channels + 64}
+    return Made(args, slots, {"y": 12, "state": 0})
+
+
+def delta_prepare(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    a = 192
+    slots = {
+        "proj": g.rows(d, a + 2 * d.value_heads + 10, scale=3),
+        "a_log": g.rng.uniform(-3, 3, d.value_heads).astype(np.float32),
+        "dt_bias": g.bf16(d.value_heads, scale=3),
+        "step": g.step(d),
+        "qkv": g.rows(d, 2 * d.key_heads + d.value_heads, DELTA_DIM),
+    }
+    args = {"rows": d.rows, "key_heads": d.key_heads, "value_heads": d.value_heads}
+    args |= {"proj_dim": a + 2 * d.value_heads + 10, "a": a}
+    return Made(args, slots, {"qkv": chain(DELTA_DIM, g), "gates": 8})
+
+
+def delta_inputs(g: Numbers, d: Dims, live: int) -> dict[str, Array]:
+    """Normalised q and k, values, gates from forgetting all to keeping all, and the state pool."""
+    qkv = g.values(d.rows, 2 * d.key_heads + d.value_heads, DELTA_DIM)
+    heads = qkv[:, : 2 * d.key_heads].astype(np.float64)
+    heads /= np.sqrt((heads**2).sum(-1, keepdims=True) + 1e-6)
+    heads[:, : d.key_heads] /= np.sqrt(DELTA_DIM)
+    qkv[:, : 2 * d.key_heads] = heads
+    gates = g.rng.beta(0.5, 0.5, (d.rows, d.value_heads, 2)).astype(np.float32)
+    gates[..., 0] **= np.float32(0.1)
+    qkv[live:], gates[live:] = np.nan, np.nan
+    state = g.rng.standard_normal((d.sessions, GENERATIONS, d.value_heads, DELTA_DIM, DELTA_DIM)).astype(
+        np.float32
+    )
+    return {"qkv": qkv, "gates": gates, "state": state}
+
+
+def delta_step(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    slots = delta_inputs(g, dataclasses.replace(d, rows=1), 1)
+    slots |= {"qkv": slots["qkv"][0], "gates": slots["gates"][0], "step": g.step(d, rows=1)}
+    args = {"rows": 1, "sessions": d.sessions, "key_heads": d.key_heads, "value_heads": d.value_heads}
+    return Made(args, slots, {"state": 8, "y": 8})
+
+
+def delta_scan(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    slots = {**delta_inputs(g, d, d.live), "step": g.step(d)}
+    args = {"rows": d.rows, "sessions": d.sessions, "key_heads": d.key_heads, "value_heads": d.value_heads}
+    return Made(args, slots, {"state": 8, "y": 8})
+
+
+# Attention
+
+
+def pages(g: Numbers, d: Dims, length: int) -> tuple[dict[str, int], Array]:
+    """Args of the cache, and a page table whose entries past `length` lead to page 0, which is NaN."""
+    own = -(-length // PAGE)
+    table = np.zeros((d.sessions, own + 1), np.uint32)
+    table[:, :own] = 1 + g.rng.permutation(d.sessions * own).reshape(d.sessions, own)
+    return {"sessions": d.sessions, "pages": 1 + d.sessions * own, "session_pages": own + 1}, table
+
+
+def cache(g: Numbers, d: Dims, count: int, table: Array, length: int, scale: float = 1.0) -> Array:
+    """A pool of pages: rows of the last session up to `length` are numbers, all others NaN."""
+    x = np.full((count, PAGE, d.kv_heads, HEAD_DIM), 0x7FC0, np.uint16)
+    t = np.arange(length)
+    x[table[-1, t // PAGE], t % PAGE] = g.bf16(length, d.kv_heads, HEAD_DIM, scale=scale)
+    return x
+
+
+def rope_write(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    heads = d.kv_heads * (1 + d.experts % 8)
+    width = (2 * heads + 2 * d.kv_heads) * HEAD_DIM
+    position = d.position * 50 % 100_000  # far positions turn by many circles
+    before, last = position // PAGE, (position + d.rows - 1) // PAGE
+    count = 1 + d.sessions * (last + 1 - before)
+    table = np.full((d.sessions, last + 1), NO_TOKEN, np.uint32)
+    table[:, before:] = 1 + g.rng.permutation(count - 1).reshape(d.sessions, -1)
+    slots = {
+        "proj": g.rows(d, width + 64),
+        "q_norm": g.bf16(HEAD_DIM, mean=1, scale=0.3),
+        "k_norm": g.bf16(HEAD_DIM, mean=1, scale=0.3),
+        "inv_freq": (1e7 ** (-np.arange(ROTARY_DIM // 2) / (ROTARY_DIM // 2))).astype(np.float32),
+        "page_table": table,
+        "step": g.step(d, position=position),
+        "k_cache": cache(g, d, count, table, 0),
+        "v_cache": cache(g, d, count, table, 0),
+    }
+    args = {"rows": d.rows, "heads": heads, "kv_heads": d.kv_heads, "proj_dim": width + 64, "eps": EPS}
+    args |= {"sessions": d.sessions, "pages": count, "session_pages": last + 1}
+    return Made(args, slots, {"q": 24, "k_cache": 24, "v_cache": 0})
+
+
+def attention(g: Numbers, d: Dims, c: Mapping[str, int], rows: int, live: int, position: int) -> Made:
+    group, length = c["GROUP"], position + live
+    sizes, table = pages(g, d, length)
+    peaked = 4.0 if d.used % 2 else 1.0  # scores of a standard deviation of 4 or 1
+    q = g.values(d.kv_heads, rows, group, HEAD_DIM, scale=peaked / 16, outlier=100).astype(np.float16)
+    q[:, live:] = np.nan
+    width = (2 * d.kv_heads * group + 2 * d.kv_heads) * HEAD_DIM
+    proj = g.values(rows, width, scale=2)
+    proj[live:] = np.nan
+    slots = {
+        "q": q,
+        "proj": proj,
+        "k_cache": cache(g, d, sizes["pages"], table, length),
+        "v_cache": cache(g, d, sizes["pages"], table, length, scale=0.5),
+        "page_table": table,
+        "step": g.step(d, position=position, rows=live),
+    }
+    args = {"rows": rows, "kv_heads": d.kv_heads, "proj_dim": width, **sizes, "blocks": 1}
+    return Made(args, slots, {"y": 8})
+
+
+def attention_decode(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    return attention(g, d, c, 1, 1, d.position)
+
+
+def attention_blocks(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    made = attention(g, d, c, 1, 1, d.position)
+    del made.slots["proj"]
+    return made._replace(
+        args={**made.args, "blocks": d.position // KV_BLOCK + 2}, ulps={"sums": 8, "stats": 8}
+    )
+
+
+def attention_merge(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    blocks, heads = d.position // KV_BLOCK + 2, d.kv_heads * c["GROUP"]
+    width = (2 * heads + 2 * d.kv_heads) * HEAD_DIM
+    stats = np.stack([g.values(blocks, heads, scale=3), g.rng.uniform(1, 500, (blocks, heads))], -1).astype(
+        np.float32
+    )
+    sums = g.values(blocks, heads, HEAD_DIM, scale=10)
+    stats[-1], sums[-1] = np.nan, np.nan
+    slots = {"sums": sums, "stats": stats, "proj": g.values(width, scale=2), "step": g.step(d, rows=1)}
+    args = {
+        "rows": 1,
+        "sessions": 1,
+        "kv_heads": d.kv_heads,
+        "proj_dim": width,
+        "pages": 1,
+        "session_pages": 1,
+    }
+    return Made({**args, "blocks": blocks}, slots, {"y": 8})
+
+
+def attention_tile(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    return attention(g, d, c, d.rows, d.live, d.position % 700)
+
+
+# Mixture of experts
+
+
+def moe_route(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    logits = g.rows(d, d.routed + 20, scale=3)
+    logits[:, : d.routed // 2] = np.round(logits[:, : d.routed // 2])  # many ties
+    args = {"rows": d.rows, "n": d.routed + 20, "experts": d.routed, "used": min(d.used, d.routed)}
+    return Made(args, {"logits": logits, "step": g.step(d)}, {"ids": 0, "weights": 8})
+
+
+class Order(NamedTuple):
+    """(row, choice) pairs ordered by expert, as the routing kernels make it."""
+
+    ids: Array
+    counts: Array
+    places: Array
+    pairs: Array
+    tiles: Array
+    made: int
+
+
+def order(g: Numbers, d: Dims, tile: int) -> Order:
+    """The order of the step's pairs, by sorting; what lies past the end is far outside."""
+    ids = g.experts(d.rows, d.used, d.experts)
+    ids[d.live :] = NO_TOKEN
+    flat = ids[: d.live].reshape(-1)
+    blocks = -(-d.rows * d.used // ROUTE_BLOCK)
+    counts = np.stack(
+        [np.bincount(flat[b * ROUTE_BLOCK :][:ROUTE_BLOCK], minlength=d.experts) for b in range(blocks)]
+    )
+    total = counts.sum(0)
+    start = np.cumsum(total) - total
+    pairs = np.full(d.rows * d.used, NO_TOKEN, np.uint32)
+    pairs[: len(flat)] = np.argsort(flat, kind="stable")
+    tiles = np.full((d.rows * d.used // tile + d.experts, 4), NO_TOKEN, np.uint32)
+    made = [
+        (e, start[e] + i, min(tile, total[e] - i), 0)
+        for e in range(d.experts)
+        for i in range(0, total[e], tile)
+    ]
+    tiles[: len(made)] = made
+    places = (start + np.cumsum(counts, 0) - counts).astype(np.uint32)
+    return Order(ids, counts.astype(np.uint32), places, pairs, tiles, len(made))
+
+
+def moe_histogram(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    args = {"rows": d.rows, "used": d.used, "experts": d.experts, "tile": 8}
+    return Made(args, {"ids": order(g, d, 8).ids, "step": g.step(d)}, {"counts": 0})
+
+
+def moe_scan(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    tile = 8 if d.live % 2 else 64
+    args = {"rows": d.rows, "used": d.used, "experts": d.experts, "tile": tile}
+    slots = {"counts": order(g, d, tile).counts, "step": g.step(d)}
+    return Made(args, slots, {"places": 0, "tiles": 0, "tile_count": 0})
+
+
+def moe_scatter(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    args = {"rows": d.rows, "used": d.used, "experts": d.experts, "tile": 8}
+    made = order(g, d, 8)
+    return Made(args, {"ids": made.ids, "places": made.places, "step": g.step(d)}, {"pairs": 0})
+
+
+def expert_mv_gate_up(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    hidden = c["K"] or d.k
+    slots = {
+        "x": g.acts(hidden),
+        "ids": g.experts(1, d.used, d.experts)[0],
+        **g.weights(d.experts, 2 * d.inner, hidden),
+        **g.weights(2 * d.shared, hidden, prefix="shared_"),
+    }
+    args = {
+        "hidden": hidden,
+        "inner": d.inner,
+        "shared_inner": d.shared,
+        "experts": d.experts,
+        "used": d.used,
+    }
+    return Made(args, slots, {"h": chain(hidden, g)})
+
+
+def expert_mv_down(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    slots = {
+        "h": g.acts(d.used * d.inner + d.shared),
+        "ids": g.experts(1, d.used, d.experts)[0],
+        **g.weights(d.experts, d.k, d.inner),
+        **g.weights(d.k, d.shared, prefix="shared_"),
+    }
+    args = {"hidden": d.k, "inner": d.inner, "shared_inner": d.shared, "experts": d.experts, "used": d.used}
+    return Made(args, slots, {"y": chain(max(d.inner, d.shared), g)})
+
+
+def ordered(d: Dims, made: Order) -> dict[str, Array]:
+    return {"pairs": made.pairs, "tiles": made.tiles, "tile_count": np.array([made.made], np.uint32)}
+
+
+def expert_mm_gate_up(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    slots = {
+        "x": g.act_rows(d, d.k),
+        **ordered(d, order(g, d, c["BM"])),
+        **g.weights(d.experts, 2 * d.inner, d.k),
+    }
+    args = {"rows": d.rows, "used": d.used, "experts": d.experts, "n": d.inner, "k": d.k}
+    return Made(args, slots, {"h": chain(d.k, g)})
+
+
+def expert_mm_down(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    h = g.acts(d.rows * d.used, d.inner)
+    h[d.live * d.used :] = np.nan
+    slots = {"h": h, **ordered(d, order(g, d, c["BM"])), **g.weights(d.experts, d.n, d.inner)}
+    args = {"rows": d.rows, "used": d.used, "experts": d.experts, "n": d.n, "k": d.inner}
+    return Made(args, slots, {"y": chain(d.inner, g)})
+
+
+def moe_combine(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    weights = g.rng.uniform(0, 1, (d.rows, d.used + 1)).astype(np.float32)
+    slots = {
+        "routed": g.rows(d, d.used, d.k),
+        "shared": g.rows(d, d.k),
+        "weights": weights,
+        "step": g.step(d),
+        "x": g.rows(d, d.k),
+    }
+    args = {"rows": d.rows, "used": d.used, "hidden": d.k, "shared_scale": 64.0 if d.live % 2 else 1.0}
+    return Made(args, slots, {"x": 8})
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One launch of a kernel."""
+
+    label: str
+    args: Mapping[str, float]
+    consts: Mapping[str, int]
+    slots: Mapping[str, Array]
+    ulps: Mapping[str, float]
+
+
+ONE = Dims()
+RAGGED = Dims(21, 19, 301, 2, 192, 128, 64, 128, 1, 1, 2, 5, 3, 67, 4160)
+REAL = Dims(70, 70, 1100, 3, 2048, 192, 128, 192, 2, 2, 4, 12, 8, 256, 8320)
+SMALL_RAGGED = Dims(5, 4, 259, 2, 192, 64, 64, 128, 1, 1, 2, 3, 2, 37, 4160)
+SMALL_REAL = Dims(18, 17, 1023, 2, 256, 128, 64, 64, 2, 2, 4, 4, 2, 256, 4224)
+
+
+def random_dims(rng: np.random.Generator, small: bool) -> Dims:
+    """Sizes at random: all are legal, few are round."""
+    top = 3 if small else 9
+    rows = int(rng.integers(1, 8 if small else 80))
+    key_heads, experts = int(rng.integers(1, 4)), int(rng.integers(2, 5 if small else 14))
+    return Dims(
+        rows=rows,
+        live=int(rng.integers(1, rows + 1)),
+        position=int(rng.integers(0, 300 if small else 3000)),
+        sessions=int(rng.integers(1, 4)),
+        k=64 * int(rng.integers(1, top)),
+        n=64 * int(rng.integers(1, top)),
+        inner=64 * int(rng.integers(1, 3)),
+        shared=64 * int(rng.integers(1, 3)),
+        kv_heads=int(rng.integers(1, 4)),
+        key_heads=key_heads,
+        value_heads=key_heads * int(rng.integers(1, 4)),
+        experts=experts,
+        used=int(rng.integers(1, min(experts, 8) + 1)),
+        routed=int(rng.integers(9, 513)),
+        vocab=64 * int(rng.integers(1, 150)),
+    )
+
+
+GENERATORS: dict[str, Callable[[Numbers, Dims, Mapping[str, int]], Made]] = {
+    f.__name__: f
+    for f in (
+        *(embed_gather, rms_norm, rms_norm_last, gated_rms_norm),
+        *(qmv, qmv_add, qmm, qmm_add, qmm_swiglu),
+        *(conv_silu, delta_prepare, delta_step, delta_scan),
+        *(rope_write, attention_decode, attention_blocks, attention_merge, attention_tile),
+        *(moe_route, moe_histogram, moe_scan, moe_scatter, moe_combine),
+        *(expert_mv_gate_up, expert_mv_down, expert_mm_gate_up, expert_mm_down),
+        *HEAD_INPUTS,
+    )
+}
+
+
+def make_case(name: str, consts: Mapping[str, int], label: str, d: Dims, kind: str) -> Case:
+    made = GENERATORS[name](Numbers(f"{name} {label}", kind), d, consts)
+    return Case(f"{label}/{kind}", made.args, dict(consts), made.slots, made.ulps)
+
+
+def cases(name: str, consts: Mapping[str, int], small: bool) -> Iterator[Case]:
+    """The cases of one variant of a kernel.
+
+    Args:
+        name: of the kernel.
+        consts: of the variant; a mirrored const that is not 0 fixes its args field.
+        small: sizes for the executor of width 32, which is slow.
+
+    Raises:
+        KeyError: the kernel has no cases.
+    """
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    sizes: list[tuple[str, Dims, str]] = [
+        ("one", ONE, "normal"),
+        ("ragged", SMALL_RAGGED if small else RAGGED, "huge"),
+        ("real", SMALL_REAL if small else REAL, "normal"),
+        ("random", random_dims(rng, small), "tiny"),
+    ]
+    if not small:
+        sizes += [
+            ("random", random_dims(rng, small), "zeros"),
+            ("random again", random_dims(rng, small), "normal"),
+        ]
+    for label, d, kind in sizes:
+        yield make_case(name, consts, label, d, kind)

@@ -1,0 +1,168 @@
+"""Inputs (see cases.py) of the head's and the sampler's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from inputs import NO_TOKEN, Dims, Made, Numbers, chain
+from reference_head import MAX_BIAS, TOKEN_RING, VOCAB_BLOCK
+from reference_math import GENERATIONS
+from slots import STRUCTS, Array
+
+
+def blocks_of(logits: Array, sharpness: float = 1.0) -> tuple[Array, Array]:
+    """Statistics of the logits' blocks, as head_reduce and sample_reduce make them."""
+    parts = [logits[i : i + VOCAB_BLOCK].astype(np.float64) for i in range(0, len(logits), VOCAB_BLOCK)]
+    stats = [(x.max(), np.exp(sharpness * (x - x.max())).sum()) for x in parts]
+    return np.array(stats, np.float32), np.array(
+        [i * VOCAB_BLOCK + x.argmax() for i, x in enumerate(parts)], np.uint32
+    )
+
+
+def logit_pool(g: Numbers, d: Dims, state: Array) -> tuple[Array, Array]:
+    """Logits of all sessions and generations, NaN but for the next generation's; and those."""
+    pool = np.full((d.sessions, GENERATIONS, d.vocab), np.nan, np.float32)
+    logits = g.values(d.vocab, scale=4, outlier=3)
+    logits[g.rng.integers(0, d.vocab, 3)] = logits.max()  # ties
+    pool[state[0], (state[3] + 1) % GENERATIONS] = logits
+    return pool, logits
+
+
+def head_logits(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    hidden = c["K"] or d.k
+    vocab = d.n if hidden > 512 else d.vocab
+    slots = {"x": g.acts(hidden), "step": g.step(d), **g.weights(vocab, hidden)}
+    slots["logits"] = g.values(d.sessions, GENERATIONS, vocab)
+    return Made(
+        {"sessions": d.sessions, "vocab": vocab, "hidden": hidden}, slots, {"logits": chain(hidden, g)}
+    )
+
+
+def head_reduce(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    step = g.step(d)
+    args = {"sessions": d.sessions, "vocab": d.vocab, "hidden": 64}
+    return Made(args, {"logits": logit_pool(g, d, step)[0], "step": step}, {"stats": 64, "indices": 0})
+
+
+def head_pick(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    step = g.step(d)
+    pool, logits = logit_pool(g, d, step)
+    stats, indices = blocks_of(logits)
+    choice, choice_indices = blocks_of(logits + g.values(d.vocab))
+    slots = {"logits": pool, "stats": stats, "indices": indices, "choice_stats": choice}
+    slots |= {"choice_indices": choice_indices, "step": step, "ring": ring(g)}
+    args = {"sessions": d.sessions, "vocab": d.vocab, "hidden": 64}
+    return Made(args, slots, {"step": 0, "tokens": 0, "ring": 8})
+
+
+def ring(g: Numbers) -> Array:
+    return g.rng.integers(0, 1000, (TOKEN_RING, 2)).astype(np.uint32)
+
+
+def logprob_rows(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    first = 2 * (d.live % 2)
+    top = min(1 + d.n // 10, d.vocab)
+    logits = g.rows(d, d.vocab, scale=4)
+    logits[:, ::5] = np.round(logits[:, ::5])  # ties
+    targets = g.rng.integers(0, d.vocab, d.rows).astype(np.uint32)
+    targets[d.live :] = NO_TOKEN
+    slots = {"logits": logits, "targets": targets, "step": g.step(d, rows=d.live + first)}
+    ulps = {"logprobs": 16.0, "top_ids": 0.0, "top_logprobs": 16.0}
+    return Made({"rows": d.rows, "vocab": d.vocab, "top": top, "first": first}, slots, ulps)
+
+
+def params(g: Numbers, d: Dims, **fields: float) -> Array:
+    """SampleParams of every session; those of the last one as given, the others as no one would want them."""
+    p = np.zeros(d.sessions, STRUCTS["SampleParams"])
+    p["temperature"], p["top_p"], p["repetition"], p["top_k"] = 1e-3, 1e-3, 1e3, 1
+    for name, value in {"top_p": 1, "repetition": 1, "top_k": 0, "temperature": 0.7, **fields}.items():
+        p[name][-1] = value
+    return p.view(np.uint32)
+
+
+def sample_adjust(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    last = g.integer(d.vocab) if d.live % 2 else NO_TOKEN
+    step = g.step(d, last_token=last)
+    counts = g.rng.choice(
+        np.array([0, 0, 1, 7, 0x7FFF, 0x8000, 0x8003, 0xFFFF], np.uint16), (d.sessions, 3, d.vocab)
+    )
+    penalties = {} if d.n == 128 else {"presence": 0.5, "frequency": 0.1, "repetition": 1.3}
+    slots = {
+        "logits": logit_pool(g, d, step)[0],
+        "params": params(g, d, **penalties),
+        "step": step,
+        "counts": counts,
+    }
+    return Made({"sessions": d.sessions, "vocab": d.vocab}, slots, {"counts": 0, "adjusted": 4})
+
+
+def sample_bias(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    count = min(d.vocab, MAX_BIAS, 1 + d.k)
+    ids = np.full((d.sessions, MAX_BIAS), 0, np.uint32)
+    ids[-1, :count] = g.rng.permutation(d.vocab)[:count]
+    ids[-1, 0] = NO_TOKEN
+    slots = {
+        "ids": ids,
+        "values": g.values(d.sessions, MAX_BIAS, scale=10),
+        "params": params(g, d, bias_count=count),
+        "step": g.step(d),
+        "adjusted": g.values(d.vocab, scale=4),
+    }
+    return Made({"sessions": d.sessions, "vocab": d.vocab}, slots, {"adjusted": 1})
+
+
+def temperature(d: Dims) -> float:
+    return (0.0, 0.05, 0.7, 1.0, 3.0)[d.live % 5]
+
+
+def sample_reduce(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    slots = {"adjusted": logit_pool(g, d, g.step(d))[1], "params": params(g, d, temperature=temperature(d))}
+    return Made(
+        {"sessions": d.sessions, "vocab": d.vocab}, {**slots, "step": g.step(d)}, {"stats": 64, "indices": 0}
+    )
+
+
+def sample_mass(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    step, t = g.step(d), temperature(d)
+    logits = logit_pool(g, d, step)[1]
+    stats, indices = blocks_of(logits, 1 / t if t else 1.0)
+    slots = {
+        "adjusted": logits,
+        "stats": stats,
+        "indices": indices,
+        "params": params(g, d, temperature=t),
+        "step": step,
+    }
+    return Made({"sessions": d.sessions, "vocab": d.vocab}, slots, {"mass": 8})
+
+
+def sample_pick(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    step = g.step(d)
+    pool, logits = logit_pool(g, d, step)
+    stats, indices = blocks_of(logits)
+    p = np.exp(np.round(logits * 4) / 4 - logits.max())  # equal masses
+    limits: list[dict[str, float]] = [
+        {},
+        {"top_k": 1 + d.n // 3},
+        {"top_p": 0.9},
+        {"min_p": 0.05},
+        {"top_k": 40, "top_p": 0.8, "min_p": 0.02},
+    ]
+    chosen = {**limits[g.integer(5)], "seed_low": g.integer(2**32), "seed_high": g.integer(2**32)}
+    slots = {
+        "mass": np.floor(p / p.sum() * 2.0**31).astype(np.uint32),
+        "logits": pool,
+        "stats": stats,
+        "indices": indices,
+        "params": params(g, d, **chosen),
+        "step": step,
+        "ring": ring(g),
+    }
+    return Made({"sessions": d.sessions, "vocab": d.vocab}, slots, {"step": 0, "tokens": 0, "ring": 8})
+
+
+HEAD_INPUTS = (
+    *(head_logits, head_reduce, head_pick, logprob_rows),
+    *(sample_adjust, sample_bias, sample_reduce, sample_mass, sample_pick),
+)

@@ -1,0 +1,187 @@
+"""From a model's name to a folder: paths, the hub's cache, and downloads from a server on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from make_checkpoint import Shape, make_checkpoint, tensor_specs
+
+from lily.checkpoint import open_checkpoint, resolve
+from lily.errors import CheckpointError, UnsupportedError
+
+MODEL = "model.safetensors"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SMALL = Shape(
+    vocab=320, hidden=64, layers=2, heads=2, kv_heads=1, delta_key_heads=1, delta_value_heads=2, experts=4,
+    experts_used=2, inner=64, shared_inner=64,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("hub") / "one", SMALL)
+
+
+def test_resolve_pristines(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve(pristine) == pristine
+    assert resolve(str(pristine)) == pristine
+    monkeypatch.chdir(pristine.parent)
+    assert resolve("one") == pristine
+    monkeypatch.setenv("HOME", str(pristine.parent))
+    assert resolve("~/one") == pristine
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/no/such/folder", "./owner/name", "../x", "~/nothing", "name", "a/b/c", "a\0/b", "-a/b"]
+)
+def test_resolve_names_that_are_nothing(name: str) -> None:
+    with pytest.raises(CheckpointError, match="no such folder, and no hub id"):
+        resolve(name)
+
+
+def test_resolve_path_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such folder"):
+        resolve(Path("owner/name"))
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="is a file"):
+        resolve(tmp_path / "file")
+
+
+class Hub(http.server.ThreadingHTTPServer):
+    """Serves one folder as the repository owner/name, as far as downloads need it."""
+
+    folder: Path
+    requests: list[str]
+
+
+class HubHandler(http.server.BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0]
+        self.server.requests.append(path)
+        names = sorted(file.name for file in self.server.folder.iterdir())
+        if path.startswith("/api/models/owner/name/revision/"):
+            siblings = [{"rfilename": name} for name in names]
+            self.reply(json.dumps({"id": "owner/name", "sha": COMMIT, "siblings": siblings}).encode())
+        elif path.startswith("/api/models/owner/name/tree/"):
+            sizes = {name: (self.server.folder / name).stat().st_size for name in names}
+            tree = [
+                {"type": "file", "path": name, "size": sizes[name], "oid": f"{name:x<40}"} for name in names
+            ]
+            self.reply(json.dumps(tree).encode())
+        elif path.startswith("/owner/name/resolve/") and path.rsplit("/", 1)[1] in names:
+            self.reply((self.server.folder / path.rsplit("/", 1)[1]).read_bytes(), path.rsplit("/", 1)[1])
+        else:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    def reply(self, body: bytes, name: str = "") -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{name}"')
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def hub(pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    server = Hub(("127.0.0.1", 0), HubHandler)
+    server.folder = shutil.copytree(pristine, tmp_path / "served")
+    server.requests = []
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_hub_download_then_cache(hub: Hub, capfd: pytest.CaptureFixture[str]) -> None:
+    calls: list[tuple[int, int]] = []
+    found = resolve("owner/name", progress=lambda done, total: calls.append((done, total)))
+    checkpoint = open_checkpoint(found, tensor_specs=tensor_specs)
+    assert checkpoint.name == "owner/name"
+    assert checkpoint.config == dataclasses.asdict(SMALL)
+    weights = (hub.folder / MODEL).stat().st_size
+    assert calls[-1][0] >= weights
+    assert all(0 <= done <= total for done, total in calls)
+    hub.requests.clear()
+    assert resolve("owner/name") == found
+    assert resolve("owner/name", revision=COMMIT) == found
+    assert hub.requests == []
+    assert resolve("owner/name", update=True) == found
+    assert hub.requests != []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_hub_completes_an_interrupted_download(hub: Hub) -> None:
+    found = resolve("owner/name")
+    (found / MODEL).unlink()
+    assert resolve("owner/name") == found
+    assert (found / MODEL).is_file()
+
+
+def test_hub_refuses_an_unsupported_model_before_its_weights(hub: Hub) -> None:
+    (hub.folder / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UnsupportedError, match="found 'llama'"):
+        resolve("owner/name")
+    assert not any(path.endswith(MODEL) for path in hub.requests)
+
+
+def test_hub_download_is_cancelled_by_progress(hub: Hub) -> None:
+    class StopError(Exception):
+        pass
+
+    def progress(done: int, total: int) -> None:
+        raise StopError
+
+    with pytest.raises(StopError):
+        resolve("owner/name", progress=progress)
+
+
+def test_hub_without_the_model(hub: Hub) -> None:
+    with pytest.raises(CheckpointError, match="not available from http://127") as caught:
+        resolve("owner/other", revision="v1")
+    for word in ("owner/other", "no such folder", "cache", "'v1'"):
+        assert word in str(caught.value)
+
+
+def test_hub_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="not complete in the hub cache"):
+        resolve("owner/name")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    found = resolve("owner/name")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert resolve("owner/name") == found
+
+
+def test_hub_that_cannot_be_reached(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(CheckpointError, match=r"not available from http://127\.0\.0\.1:9"):
+        resolve("owner/name")

@@ -1,0 +1,107 @@
+"""Reading weights: what the headers cannot show is found while the native module reads the files."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from damage import poke
+from make_checkpoint import FULL_SIZE, Shape, make_checkpoint, tensor_specs
+
+from lily import _native
+from lily.checkpoint import Checkpoint, open_checkpoint
+from lily.errors import CheckpointError
+
+MODEL = "model.safetensors"
+LOG = "language_model.model.layers.0.linear_attn.A_log"
+SMALL = Shape(
+    vocab=320, hidden=64, layers=2, heads=2, kv_heads=1, delta_key_heads=1, delta_value_heads=2, experts=4,
+    experts_used=2, inner=64, shared_inner=64,
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "one", SMALL)
+
+
+def load(checkpoint: Checkpoint, progress: Callable[[int, int], object] | None = None) -> None:
+    engine = _native.Engine(
+        _native.Config(**checkpoint.config),
+        checkpoint.tensors,
+        device="cpu",
+        context=256,
+        prefill_chunk=64,
+        threads=2,
+        max_sessions=1,
+        progress=progress,
+    )
+    engine.close()
+
+
+@pytest.mark.parametrize("shape", [Shape(), SMALL, FULL_SIZE, Shape(attention_interval=1), Shape(layers=1)])
+def test_needed_tensors_are_the_layout(shape: Shape) -> None:
+    counts: dict[str, Any] = dataclasses.asdict(shape)
+    found = {spec.name: spec for spec in _native.tensor_specs(_native.Config(**counts))}
+    expected = {spec.name: spec for spec in tensor_specs(counts)}
+    assert found.keys() == expected.keys()
+    for name, spec in expected.items():
+        assert set(found[name].dtypes) == set(spec.dtypes), name
+        assert tuple(found[name].shape) == spec.shape, name
+
+
+@pytest.mark.parametrize("a_log", ["F32", "BF16"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_load_reports_progress(tmp_path: Path, shards: int, a_log: str) -> None:
+    calls: list[tuple[int, int]] = []
+    checkpoint = open_checkpoint(make_checkpoint(tmp_path / "x", Shape(), shards=shards, a_log=a_log))
+    load(checkpoint, lambda done, total: calls.append((done, total)))
+    total = sum(nbytes for *_, nbytes in checkpoint.tensors)
+    assert calls[-1] == (total, total)
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+
+
+def test_load_is_cancelled_by_progress(folder: Path) -> None:
+    class StopError(Exception):
+        pass
+
+    def progress(done: int, total: int) -> None:
+        raise StopError
+
+    with pytest.raises(StopError):
+        load(open_checkpoint(folder), progress)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", ["language_model.lm_head.scales", "language_model.lm_head.biases", LOG])
+def test_values_that_are_no_numbers(folder: Path, name: str, value: float) -> None:
+    poke(folder / MODEL, name, 1, value)
+    with pytest.raises(CheckpointError, match=f"{re.escape(name)}: element 1 is NaN or infinite"):
+        load(open_checkpoint(folder))
+
+
+def test_file_that_shrank_after_the_check(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    with (folder / MODEL).open("r+b") as file:
+        file.truncate(20_000)
+    with pytest.raises(CheckpointError, match=f"{MODEL}: truncated, tensor .* needs"):
+        load(checkpoint)
+
+
+def test_file_that_went_away_after_the_check(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    (folder / MODEL).unlink()
+    with pytest.raises(CheckpointError, match=f"{MODEL}: cannot be opened"):
+        load(checkpoint)
+
+
+def test_file_that_became_a_folder(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    (folder / MODEL).unlink()
+    (folder / MODEL).mkdir()
+    with pytest.raises(CheckpointError, match=f"{MODEL}: is not a regular file"):
+        load(checkpoint)
