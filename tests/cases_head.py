@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+
 from inputs import NO_TOKEN, Dims, Made, Numbers, chain
 from reference_head import MAX_BIAS, TOKEN_RING, VOCAB_BLOCK
 from reference_math import GENERATIONS
 from slots import STRUCTS, Array
+
+# Of VOCAB_BLOCK small terms after a large one most are below half a unit of the sum, so its roundings
+# have one sign.
+STATS_ULPS = 4 + VOCAB_BLOCK / 8
 
 
 def blocks_of(logits: Array, sharpness: float = 1.0) -> tuple[Array, Array]:
@@ -42,7 +47,9 @@ def head_logits(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
 def head_reduce(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
     step = g.step(d)
     args = {"sessions": d.sessions, "vocab": d.vocab, "hidden": 64}
-    return Made(args, {"logits": logit_pool(g, d, step)[0], "step": step}, {"stats": 64, "indices": 0})
+    return Made(
+        args, {"logits": logit_pool(g, d, step)[0], "step": step}, {"stats": STATS_ULPS, "indices": 0}
+    )
 
 
 def head_pick(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
@@ -61,14 +68,15 @@ def ring(g: Numbers) -> Array:
 
 
 def logprob_rows(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
-    first = 2 * (d.live % 2)
+    first = 2 * (g.turn % 2)
     top = min(1 + d.n // 10, d.vocab)
     logits = g.rows(d, d.vocab, scale=4)
     logits[:, ::5] = np.round(logits[:, ::5])  # ties
     targets = g.rng.integers(0, d.vocab, d.rows).astype(np.uint32)
     targets[d.live :] = NO_TOKEN
     slots = {"logits": logits, "targets": targets, "step": g.step(d, rows=d.live + first)}
-    ulps = {"logprobs": 16.0, "top_ids": 0.0, "top_logprobs": 16.0}
+    error = 8 + d.vocab / 256
+    ulps = {"logprobs": error, "top_ids": 0, "top_logprobs": error}
     return Made({"rows": d.rows, "vocab": d.vocab, "top": top, "first": first}, slots, ulps)
 
 
@@ -82,12 +90,12 @@ def params(g: Numbers, d: Dims, **fields: float) -> Array:
 
 
 def sample_adjust(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
-    last = g.integer(d.vocab) if d.live % 2 else NO_TOKEN
+    last = g.integer(d.vocab) if g.turn % 2 else NO_TOKEN
     step = g.step(d, last_token=last)
     counts = g.rng.choice(
         np.array([0, 0, 1, 7, 0x7FFF, 0x8000, 0x8003, 0xFFFF], np.uint16), (d.sessions, 3, d.vocab)
     )
-    penalties = {} if d.n == 128 else {"presence": 0.5, "frequency": 0.1, "repetition": 1.3}
+    penalties = {} if g.turn == 1 else {"presence": 0.5, "frequency": 0.1, "repetition": 1.3}
     slots = {
         "logits": logit_pool(g, d, step)[0],
         "params": params(g, d, **penalties),
@@ -112,19 +120,21 @@ def sample_bias(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
     return Made({"sessions": d.sessions, "vocab": d.vocab}, slots, {"adjusted": 1})
 
 
-def temperature(d: Dims) -> float:
-    return (0.0, 0.05, 0.7, 1.0, 3.0)[d.live % 5]
+def temperature(g: Numbers) -> float:
+    return (0.7, 3.0, 0.0, 1.0, 0.05)[g.turn % 5]
 
 
 def sample_reduce(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
-    slots = {"adjusted": logit_pool(g, d, g.step(d))[1], "params": params(g, d, temperature=temperature(d))}
+    slots = {"adjusted": logit_pool(g, d, g.step(d))[1], "params": params(g, d, temperature=temperature(g))}
     return Made(
-        {"sessions": d.sessions, "vocab": d.vocab}, {**slots, "step": g.step(d)}, {"stats": 64, "indices": 0}
+        {"sessions": d.sessions, "vocab": d.vocab},
+        {**slots, "step": g.step(d)},
+        {"stats": STATS_ULPS, "indices": 0},
     )
 
 
 def sample_mass(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
-    step, t = g.step(d), temperature(d)
+    step, t = g.step(d), temperature(g)
     logits = logit_pool(g, d, step)[1]
     stats, indices = blocks_of(logits, 1 / t if t else 1.0)
     slots = {
@@ -142,16 +152,22 @@ def sample_pick(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
     pool, logits = logit_pool(g, d, step)
     stats, indices = blocks_of(logits)
     p = np.exp(np.round(logits * 4) / 4 - logits.max())  # equal masses
-    limits: list[dict[str, float]] = [
+    masses = (
+        np.floor(p / p.sum() * 2.0**31),
+        1000 + g.rng.permutation(d.vocab),
+        g.rng.integers(0, 4, d.vocab),  # a draw often lies just at the end of a token's share
+    )
+    limits: tuple[dict[str, float], ...] = (
         {},
-        {"top_k": 1 + d.n // 3},
-        {"top_p": 0.9},
-        {"min_p": 0.05},
         {"top_k": 40, "top_p": 0.8, "min_p": 0.02},
-    ]
-    chosen = {**limits[g.integer(5)], "seed_low": g.integer(2**32), "seed_high": g.integer(2**32)}
+        {"top_p": 0.9},
+        {"top_k": 1 + d.n // 64},
+        {"min_p": 0.05},
+        {"top_k": d.vocab, "top_p": 0.0},
+    )
+    chosen = {**limits[g.turn % 6], "seed_low": g.integer(2**32), "seed_high": g.integer(2**32)}
     slots = {
-        "mass": np.floor(p / p.sum() * 2.0**31).astype(np.uint32),
+        "mass": masses[g.turn // 6 % 3].astype(np.uint32),
         "logits": pool,
         "stats": stats,
         "indices": indices,

@@ -17,6 +17,7 @@ from types import SimpleNamespace as Space
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from reference_head import HEAD_REFERENCES
 from reference_math import (
     SWIGLU_SHIFT,
@@ -35,7 +36,7 @@ from slots import Array, Out, decode, half_values, saturated, shape_of
 
 HEAD_DIM, ROTARY_DIM, DELTA_DIM, CONV_WIDTH = 256, 64, 128, 4
 PAGE, KV_BLOCK, ROUTE_BLOCK = 256, 1024, 256
-HALF_ROUNDING = 2.0**13  # the rounding of half, in units of fp32's
+HALF_ROUNDING = 2.0**13  # of a normal half, in units of 2^-24
 
 
 def expected(
@@ -323,11 +324,11 @@ def attention_tile(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     for h in range(a.kv_heads):
         k, v = half_values(s.k_cache[places][:, h]), half_values(s.v_cache[places][:, h])
         r = attend(s.q[h, :rows].reshape(-1, HEAD_DIM), k, v, seen)
-        # exp(score) is rounded to half, to 2^-25 at worst where it is small.
-        rounding = HALF_ROUNDING * r.total_scale / (2 + r.score_scale[:, None]) + np.abs(v).sum(0)
+        # exp(score) is rounded to half: by 2^-11 of it, or by 2^-25 where it is small.
+        rounding = HALF_ROUNDING * r.total_scale / (2 + r.score_scale[:, None]) + np.abs(v).sum(0) / 2
         factor = gate[:, h] / r.weight.reshape(rows, c.GROUP, 1)
         y[:rows, h] = r.total.reshape(rows, c.GROUP, HEAD_DIM) * factor
-        scale[:rows, h] = (r.total_scale + rounding).reshape(rows, c.GROUP, HEAD_DIM) * factor
+        scale[:rows, h] = (4 * r.total_scale + rounding).reshape(rows, c.GROUP, HEAD_DIM) * factor
     return {"y": Out(saturated(y), scale)}
 
 

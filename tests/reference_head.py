@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from reference_math import Slots, kept, next_generation, product
 from slots import Array, Out
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from slots import Array, half_values, saturated
 
 Slots = Any  # a namespace of arrays; attributes are the kernel's slot names

@@ -63,7 +63,7 @@ def dtype_of(kind: str) -> np.dtype[Any]:
 
 
 def decode(kind: str, raw: Array, shape: tuple[int, ...]) -> Any:
-    """A slot's memory as float64 or int64 in its declared shape; StepState as a namespace, others as a list."""
+    """A slot's memory as float64 or int64 in its declared shape; StepState as a namespace, else a list."""
     if kind in STRUCTS:
         records = np.ascontiguousarray(raw).view(STRUCTS[kind]).reshape(-1)
         spaces = [Space(**{f: record[f].item() for f in STRUCTS[kind].names or ()}) for record in records]

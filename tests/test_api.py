@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import gc
-import inspect
 import subprocess
 import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,29 +59,35 @@ def test_import__is_cheap() -> None:
     )
     times = []
     for _ in range(5):
-        output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+        output = subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout
         seconds, modules = output.splitlines()
         assert modules == "[]"
         times.append(float(seconds))
     assert min(times) <= 0.040
 
 
-def test_native_stub__has_every_name() -> None:
-    from pathlib import Path
-
+def test_native_stub__equals_the_module() -> None:
     from lily import _native
 
-    text = Path(inspect.getfile(lily)).with_name("_native.pyi").read_text(encoding="utf-8")
-    scope: dict[str, Any] = {}
-    exec(compile("from __future__ import annotations\n" + text, "_native.pyi", "exec"), scope)
-    for name, value in scope.items():
-        if getattr(value, "__module__", None) != scope["__name__"] and not inspect.isfunction(value):
-            continue
-        assert hasattr(_native, name), name
-        if inspect.isclass(value):
-            members = [member for member in vars(value) if not member.startswith("__")]
-            members += [] if name == "Config" else ["__doc__"]
-            assert all(hasattr(getattr(_native, name), member) for member in members), name
+    stub = ast.parse(Path(lily.__file__).with_name("_native.pyi").read_text(encoding="utf-8"))
+    stated: set[str] = set()
+    for node in stub.body:
+        if isinstance(node, ast.FunctionDef):
+            stated.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            fields = (item.target for item in node.body if isinstance(item, ast.AnnAssign))
+            names = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            names |= {target.id for target in fields if isinstance(target, ast.Name)}
+            stated |= {f"{node.name}.{name}" for name in names if not name.startswith("__")}
+    present: set[str] = set()
+    for name, value in vars(_native).items():
+        if isinstance(value, type):
+            present |= {f"{name}.{member}" for member in vars(value) if not member.startswith("_")}
+        elif not name.startswith("_"):
+            present.add(name)
+    assert stated == present
 
 
 def test_version() -> None:
@@ -114,7 +121,7 @@ def test_open__context_beyond_training_warns_once(device: str) -> None:
 
 def test_open__too_large_is_refused_before_loading(device: str) -> None:
     calls: list[tuple[int, int]] = []
-    with pytest.raises(OutOfMemoryError, match=r"demo needs .* GiB \(weights .*memory_limit is 0.00 GiB"):
+    with pytest.raises(OutOfMemoryError, match=r"demo needs .* MiB \(.*weights .*memory_limit is 1.0 MiB"):
         Engine("demo", device=device, memory_limit=1_000_000, progress=lambda *step: calls.append(step))
     assert not calls
 
@@ -512,7 +519,7 @@ def test_generate__logprobs(engine: Engine) -> None:
     assert [entry.id for entry in entries] == ids_of(chunks)
     for entry in entries:
         assert len(entry.top) == 3
-        assert entry.top[0] == (entry.id, pytest.approx(entry.logprob, abs=1e-5))
+        assert entry.top[0] == (entry.id, pytest.approx(entry.logprob, abs=1e-3))
         assert entry.top[0][1] >= entry.top[1][1] >= entry.top[2][1]
     assert all(chunk.logprobs is None for chunk in engine.generate(STORY, max_tokens=2))
 
@@ -540,13 +547,21 @@ def test_generate__tools_reach_the_template(engine: Engine) -> None:
     ("options", "error", "text"),
     [
         ({"tool_choice": "auto"}, UnsupportedError, "tool_choice is not implemented"),
-        ({"response_format": {"type": "json_object"}}, UnsupportedError, "response_format is not implemented"),
+        (
+            {"response_format": {"type": "json_object"}},
+            UnsupportedError,
+            "response_format is not implemented",
+        ),
         ({"thinking_token_budget": 5}, UnsupportedError, "thinking_token_budget is not implemented"),
         ({"temperature": -1}, ValueError, "temperature must be"),
         ({"max_tokens": 0}, ValueError, "max_tokens must be"),
         ({"stop_token_ids": [4096]}, ValueError, "stop_token_ids: token id 4096"),
         ({"logit_bias": {4096: 1}}, ValueError, "logit_bias: token id 4096"),
-        ({"prompt": STORY, "enable_thinking": True}, ValueError, "enable_thinking goes with a prompt of messages"),
+        (
+            {"prompt": STORY, "enable_thinking": True},
+            ValueError,
+            "enable_thinking goes with a prompt of messages",
+        ),
         ({"prompt": STORY, "tools": []}, ValueError, "tools goes with a prompt of messages"),
         ({"prompt": [{"role": "robot", "content": ""}]}, ValueError, "role 'robot'"),
         ({"temp": 1}, TypeError, "unexpected keyword argument 'temp'"),
@@ -679,6 +694,7 @@ def test_score__one_token_and_wrong_top(engine: Engine) -> None:
     score = engine.score([5], top_logprobs=1)
     assert score.logprobs.shape == (0,)
     assert np.isnan(score.perplexity)
-    for top in (-1, 4097, True):
+    assert engine.score(STORY, top_logprobs=128).top_ids.shape == (4, 128)
+    for top in (-1, 129, True):
         with pytest.raises(ValueError, match="top_logprobs must be"):
             engine.score(STORY, top_logprobs=top)

@@ -33,7 +33,11 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "thinking": ([USER], {"enable_thinking": True}),
     "system": ([{"role": "system", "content": "Be brief."}, USER], {}),
     "turns": (
-        [USER, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nSunny."}, {"role": "user", "content": "So?"}],
+        [
+            USER,
+            {"role": "assistant", "content": "<think>\nhm\n</think>\n\nSunny."},
+            {"role": "user", "content": "So?"},
+        ],
         {},
     ),
     "reasoning": ([USER, {"role": "assistant", "content": "Sunny.", "reasoning_content": "Look up."}], {}),
@@ -85,7 +89,10 @@ def test_template__accepts_openai_forms(tokenizer: Tokenizer) -> None:
     messages[1]["tool_calls"][0]["function"]["arguments"] = (
         '{"city": "Paris", "days": 2, "more": {"a": [1, null]}}'
     )
-    messages[0]["content"] = [{"type": "text", "text": "What's the weather"}, {"type": "text", "text": " in Paris?"}]
+    messages[0]["content"] = [
+        {"type": "text", "text": "What's the weather"},
+        {"type": "text", "text": " in Paris?"},
+    ]
     assert tokenizer.apply_chat_template(messages, **options) == expected
     developer = [{"role": "developer", "content": "Be brief."}, USER]
     system = [{"role": "system", "content": "Be brief."}, USER]
@@ -98,7 +105,10 @@ def test_template__accepts_openai_forms(tokenizer: Tokenizer) -> None:
         ([], "non-empty list"),
         (["hi"], r"messages\[0\] must be a dict"),
         ([{"content": "hi"}], r"messages\[0\] has role None"),
-        ([USER, {"role": "robot", "content": "hi"}], r"messages\[1\] has role 'robot'; the roles are system, user"),
+        (
+            [USER, {"role": "robot", "content": "hi"}],
+            r"messages\[1\] has role 'robot'; the roles are system, user",
+        ),
         ([USER, {"role": "system", "content": "hi"}], r"messages\[1\] .* only the first message"),
         ([{"role": "user"}], r"messages\[0\] has no content"),
         ([{"role": "user", "content": 5}], r"messages\[0\].content must be text"),
@@ -148,11 +158,17 @@ def test_continue__needs_content_and_excludes_a_new_turn(tokenizer: Tokenizer) -
 @pytest.mark.parametrize(
     ("template", "result"),
     [
-        ("{% for m in messages %}\n  {% if m.role == 'x' %}{% continue %}{% endif %}\n{{ m.role }}\n{% endfor %}", None),
+        (
+            "{% for m in messages %}\n  {% if m.role == 'x' %}{% continue %}{% endif %}\n{{ m.role }}\n{% endfor %}",
+            None,
+        ),
         ("{{ {'b': '<\u00e9>', 'a': 1} | tojson }}", '{"b": "<\u00e9>", "a": 1}'),
         ("{{ [1, 2] | tojson(indent=1) }}", "[\n 1,\n 2\n]"),
         ("{{ strftime_now('%Y') }}", str(datetime.datetime.now().year)),
-        ("a{% generation %}b{{ messages[0].content }}{% endgeneration %}c", "abWhat's the weather in Paris?c"),
+        (
+            "a{% generation %}b{{ messages[0].content }}{% endgeneration %}c",
+            "abWhat's the weather in Paris?c",
+        ),
         ("{{ custom }}{{ eos_token }}", "value<|im_end|>"),
         ("{{ tools is none }}{{ documents is none }}", "TrueTrue"),
     ],

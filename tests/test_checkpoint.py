@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from damage import edit_header, edit_json, edit_text_config, join, rebuild, split
+from lily.checkpoint import DEMO, Checkpoint, open_checkpoint, resolve
+from lily.errors import CheckpointError, UnsupportedError
+from lily.model_config import load_config
+from lily.tensor_files import read_header
 from make_checkpoint import (
     FULL_SIZE,
     INDEX,
@@ -21,11 +26,6 @@ from make_checkpoint import (
     tensor_specs,
     write_safetensors,
 )
-
-from lily.checkpoint import DEMO, Checkpoint, open_checkpoint, resolve
-from lily.errors import CheckpointError, UnsupportedError
-from lily.model_config import load_config
-from lily.tensor_files import read_header
 
 SMALL = Shape(
     vocab=320, hidden=64, layers=2, heads=2, kv_heads=1, delta_key_heads=1, delta_value_heads=2, experts=4,

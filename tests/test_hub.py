@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from make_checkpoint import Shape, make_checkpoint, tensor_specs
 
 from lily.checkpoint import open_checkpoint, resolve
 from lily.errors import CheckpointError, UnsupportedError
+from make_checkpoint import Shape, make_checkpoint, tensor_specs
 
 MODEL = "model.safetensors"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

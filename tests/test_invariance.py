@@ -1,4 +1,4 @@
-"""What must not change a result: chunking, company, reruns, threads. And how far decode may be from prefill."""
+"""What must not change a result: chunking, company, threads. And how far decode may be from prefill."""
 
 from __future__ import annotations
 
@@ -34,10 +34,14 @@ def logits_after(engine: Engine, ids: list[int]) -> npt.NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("chunk", [64, 128, 192, 512])
-def test_chunking_does_not_change_a_bit(device: str, chunk: int, whole: dict[int, npt.NDArray[np.float32]]) -> None:
+def test_chunking_does_not_change_a_bit(
+    device: str, chunk: int, whole: dict[int, npt.NDArray[np.float32]]
+) -> None:
     with Engine("demo", device=device, prefill_chunk=chunk, context=2048) as engine:
         for length, expected in whole.items():
-            np.testing.assert_array_equal(logits_after(engine, random_ids(length)), expected, err_msg=str(length))
+            np.testing.assert_array_equal(
+                logits_after(engine, random_ids(length)), expected, err_msg=str(length)
+            )
 
 
 def test_prompt_given_in_pieces_does_not_change_a_bit(engine: Engine) -> None:
@@ -107,8 +111,8 @@ def test_long_context_in_blocks_agrees_with_prefill(device: str) -> None:
     assert np.abs(got - expected).max() <= DECODE_BOUND
 
 
-# Largest difference of a logit between a token that was prefilled and the same token decoded, where no router flips:
-# prefill rounds each weight to half, decode does not. Logits of the demo model have a standard deviation of 4.
+# Difference of a logit between a token that was prefilled and the same token decoded, where no router flips:
+# prefill rounds each weight to half, decode does not. The demo model's logits have a standard deviation of 4.
 DECODE_BOUND = 0.25
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import poke
-from make_checkpoint import FULL_SIZE, Shape, make_checkpoint, tensor_specs
 
+from damage import poke
 from lily import _native
 from lily.checkpoint import Checkpoint, open_checkpoint
 from lily.errors import CheckpointError
+from make_checkpoint import FULL_SIZE, Shape, make_checkpoint, tensor_specs
 
 MODEL = "model.safetensors"
 LOG = "language_model.model.layers.0.linear_attn.A_log"

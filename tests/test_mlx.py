@@ -1,7 +1,7 @@
 """Live comparison with mlx-lm on the same checkpoint bytes, at the demo's shape and at a random one.
 
-mlx-lm's float parameters are cast to fp32: its CPU back-end accumulates quantised products in bf16 when activations
-are bf16, which makes it no oracle.
+mlx-lm's float parameters are cast to fp32: its CPU back-end accumulates quantised products in bf16 when
+activations are bf16, which makes it no oracle.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from make_checkpoint import make_checkpoint
 
 from lily import Engine
+from make_checkpoint import make_checkpoint
 
 mx = pytest.importorskip("mlx.core", reason="the test extra installs mlx")
 
@@ -24,7 +24,9 @@ def mlx_model(folder: Path) -> Any:
     from mlx_lm.utils import load_model
 
     model, _ = load_model(folder)
-    wide = tree_map(lambda v: v.astype(mx.float32) if mx.issubdtype(v.dtype, mx.floating) else v, model.parameters())
+    wide = tree_map(
+        lambda v: v.astype(mx.float32) if mx.issubdtype(v.dtype, mx.floating) else v, model.parameters()
+    )
     model.update(wide)
     return model
 
@@ -50,14 +52,15 @@ def compare(folder: Path, ids: list[int], device: str) -> None:
     clear = order[:, -1] - order[:, -2] > 1.0
     top = expected.argmax(-1)
     deltas = np.abs(score.logprobs - expected[rows[:-1], ids[1:]])
-    print(f"\n{folder.name}: top-1 {(score.top_ids[:, 0] == top).mean():.4f}, mean |dlogprob| {deltas.mean():.4f}")
-    assert (score.top_ids[:, 0] == top)[clear].all()
-    assert (score.top_ids[:, 0] == top).mean() >= 0.95
+    same = score.top_ids[:, 0] == top
+    print(f"\n{folder.name}: top-1 {same.mean():.4f}, mean |dlogprob| {deltas.mean():.4f}")
+    assert same[clear].all()
+    assert same.mean() >= 0.95
     assert deltas.mean() <= 0.02
 
 
 def test_demo_agrees_with_mlx(demo_folder: Path, device: str, tokenizer: Any) -> None:
-    text = "The quick brown fox jumps over the lazy dog, and then it tells a long story about a turtle named Omar. " * 3
+    text = "The quick brown fox jumps over the lazy dog, and then it tells of a turtle named Omar. " * 4
     compare(demo_folder, tokenizer.encode(text)[:96], device)
 
 

@@ -41,6 +41,7 @@ from lily import SamplingParams
         ("logit_bias", {1: 101.0}, "from -100 to 100"),
         ("logit_bias", {1: None}, "from -100 to 100"),
         ("logit_bias", [1], "map token ids"),
+        ("logit_bias", dict.fromkeys(range(1025), 1.0), "at most 1024 entries"),
         ("ignore_eos", 1, "True or False"),
         ("logprobs", 5, "True or False"),
         ("top_logprobs", 21, "from 0 to 20"),
@@ -105,3 +106,10 @@ def test_native__samples_as_soon_as_a_sampling_field_is_given() -> None:
     assert SamplingParams(presence_penalty=1).native()["temperature"] == 0
     assert SamplingParams(top_p=0.9).native()["temperature"] == 1
     assert SamplingParams().native()["seed"] != SamplingParams().native()["seed"]
+
+
+def test_bias_limit__is_the_native_one() -> None:
+    from lily import _native
+    from lily.sampling import MAX_BIAS
+
+    assert _native.shape_constants()["MAX_BIAS"] == MAX_BIAS

@@ -83,7 +83,9 @@ def test_decode__random_ids_equal_tokenizers(tokenizer: Tokenizer, backend: toke
     for _ in range(200):
         ids = [source.randrange(4096) for _ in range(source.randrange(1, 30))]
         pieces, rest = stream(tokenizer, ids)
-        assert "".join(pieces) + rest == tokenizer.decode(ids) == backend.decode(ids, skip_special_tokens=False)
+        assert (
+            "".join(pieces) + rest == tokenizer.decode(ids) == backend.decode(ids, skip_special_tokens=False)
+        )
 
 
 @pytest.mark.parametrize("text", TEXTS)

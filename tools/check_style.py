@@ -17,6 +17,7 @@ LINE_LENGTH = 120
 PAGE_LINES = 120  # docs/ARCHITECTURE.md: two pages
 CPP = {".cpp", ".h", ".mm", ".metal"}
 NOT_FUNCTIONS = re.compile(r"\b(namespace|struct|class|enum|union|if|for|while|switch|else|do)\b")
+OPENING = re.compile(r"(^\{|\)( const| thread| noexcept| override)* \{)$")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|#if 0\b")
 ENVIRONMENT = re.compile(r"getenv\(\"([A-Z_]+)\"|environ(?:\.get\(|\[)\"(LILY_\w+)\"")
 BACKEND = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|else)\b")
@@ -29,7 +30,8 @@ def tracked() -> list[Path]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     files = [ROOT / name for name in listing]
-    return [f for f in files if f.is_file() and f.suffix in {*CPP, ".py", ".sh"} and "tools/demo" not in f.as_posix()]
+    kinds = {*CPP, ".py", ".sh"}
+    return [f for f in files if f.is_file() and f.suffix in kinds and "tools/demo" not in f.as_posix()]
 
 
 def limit_of(name: str) -> int:
@@ -48,13 +50,16 @@ def cpp_functions(lines: list[str]) -> Iterator[tuple[str, int, int]]:
     """Yield (name, first line, lines) of functions; relies on the layout that clang-format enforces."""
     for first, line in enumerate(lines):
         indent = len(line) - len(line.lstrip())
-        opens = line.rstrip().endswith("{") and indent in (0, 4)
+        if indent not in (0, 4) or not OPENING.search(line):
+            continue
         start = first
-        while opens and "(" not in lines[start] and start > 0 and lines[start - 1].strip() not in ("", "}"):
+        while start > 0 and not lines[start].startswith("KERNEL(") and lines[first] == "{":
             start -= 1
-        head = " ".join(lines[start : first + 1])
-        name = re.search(r"(~?\w+)\s*\(", head)
-        if not opens or name is None or NOT_FUNCTIONS.search(head.split("(", 1)[0]):
+        while "(" not in lines[start] and start > 0 and lines[start - 1].strip() not in ("", "}"):
+            start -= 1
+        head = lines[start].replace("KERNEL(", "")
+        name = re.search(r"(~?\w+)\s*[(,]", head)
+        if name is None or NOT_FUNCTIONS.search(head.split("(", 1)[0]):
             continue
         closing = " " * indent + "}"
         for last in range(first + 1, len(lines)):

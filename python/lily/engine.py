@@ -30,7 +30,7 @@ logger = logging.getLogger("lily")
 
 DEVICES = ("auto", "metal", "cuda", "cpu", "cpu32")
 DEFAULT_CONTEXT = 32768
-_GIB = 1 << 30
+MAX_SCORE_TOP = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean negative log probability; NaN for a single token."""
+        """Exp of the mean negative log probability; NaN for a single token."""
         if not self.logprobs.size:
             return float("nan")
         return float(np.exp(-self.logprobs.mean(dtype=np.float64)))
@@ -292,15 +292,15 @@ class Engine:
 
         Args:
             tokens: Token ids, or text (special tokens in it are recognised); at most context tokens.
-            top_logprobs: Also return this many most likely tokens at each position.
+            top_logprobs: Also return this many most likely tokens at each position; 0 to 128.
 
         Raises:
             ValueError: No token is given, or one the model does not have.
             ContextFullError: There are more tokens than the context holds.
         """
-        if isinstance(top_logprobs, bool) or not 0 <= top_logprobs <= self._core.vocab:
+        if isinstance(top_logprobs, bool) or not 0 <= top_logprobs <= MAX_SCORE_TOP:
             raise ValueError(
-                f"top_logprobs must be an integer from 0 to {self._core.vocab}, not {top_logprobs!r}"
+                f"top_logprobs must be an integer from 0 to {MAX_SCORE_TOP}, not {top_logprobs!r}"
             )
         ids = self._core.token_ids(tokens)
         # The last position has no next token: its log probability is computed for token 0 and dropped.
@@ -387,11 +387,16 @@ def _check_memory(name: str, plan: Mapping[str, int], limit: int | None, device:
         source = "this machine's memory"
     if limit is None or plan["total"] <= limit:
         return
-    parts = ", ".join(f"{part} {size / _GIB:.2f}" for part, size in plan.items() if part != "total" and size)
+    sizes = sorted(((size, part) for part, size in plan.items() if part != "total"), reverse=True)
+    parts = ", ".join(f"{part} {_size_text(size)}" for size, part in sizes)
     raise OutOfMemoryError(
-        f"{name} needs {plan['total'] / _GIB:.2f} GiB ({parts}), {source} is {limit / _GIB:.2f} GiB; "
+        f"{name} needs {_size_text(plan['total'])} ({parts}), {source} is {_size_text(limit)}; "
         "a smaller context or max_sessions needs less"
     )
+
+
+def _size_text(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
 def machine_memory() -> int | None:

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 MAX_SEED = 2**64 - 1
 MAX_STOPS = 64
+MAX_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 
 
@@ -56,7 +57,7 @@ class SamplingParams:
         frequency_penalty: The same, times the number of occurrences; -2 to 2.
         repetition_penalty: Divides positive and multiplies negative logits of tokens seen; above 0, 1 is
             none.
-        logit_bias: Added to the logits of these token ids; -100 to 100 each.
+        logit_bias: Added to the logits of these token ids, at most 1024; -100 to 100 each.
         seed: 0 to 2**64 - 1; the same seed gives the same tokens. None draws one at random.
         stop: Text, or several, that ends the answer; it is not part of the answer. Not looked for in
             reasoning.
@@ -210,6 +211,8 @@ def _checked_bias(bias: Mapping[int, float] | None) -> Mapping[int, float] | Non
         return None
     if not isinstance(bias, Mapping):
         raise ValueError(f"logit_bias must map token ids to numbers, not {bias!r}")
+    if len(bias) > MAX_BIAS:
+        raise ValueError(f"logit_bias must have at most {MAX_BIAS} entries, not {len(bias)}")
     for token, value in bias.items():
         _check_int("logit_bias: every token id", token, 0, None)
         if value is None:

@@ -7,7 +7,7 @@ namespace precise {
 
 // x = n ln2 + r, |r| <= ln2 / 2; 2^n is applied in two halves so that results below the normal range round
 // once more, to 0 at last.
-inline float exp(float x) {
+LILY_INLINE float exp(float x) {
     constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low mantissa bits
     x = x < -104.0f ? -104.0f : x;
     x = x > 89.0f ? 89.0f : x;
@@ -29,7 +29,7 @@ inline float exp(float x) {
 }
 
 // x = 2^e m, m in [sqrt(1/2), sqrt(2)); a polynomial in m - 1.
-inline float log(float x) {
+LILY_INLINE float log(float x) {
     const bool tiny = x < 1.17549435e-38f;
     const uint bits = __builtin_bit_cast(uint, tiny ? x * 8388608.0f : x);
     const uint moved = bits - 0x3f3504f3u;  // bits of sqrt(1/2)
@@ -54,7 +54,7 @@ inline float log(float x) {
 
 // Positions times frequencies reach 10^5 and more, so the reduction by pi / 2 and the polynomials are in
 // double.
-inline float sin_quadrant(float x, long shift) {
+LILY_INLINE float sin_quadrant(float x, long shift) {
     constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52
     const double shifted = double(x) * 0.63661977236758134308 + kRound;
     const double n = shifted - kRound;

@@ -11,8 +11,6 @@ using u8 = uint32_t __attribute__((vector_size(32)));
 using i8 = int32_t __attribute__((vector_size(32)));
 using h8 = ushort __attribute__((vector_size(16)));
 
-#define LILY_INLINE inline __attribute__((always_inline))
-
 LILY_INLINE f8 splat8(float x) {
     return f8{x, x, x, x, x, x, x, x};
 }
@@ -260,9 +258,15 @@ LILY_INLINE void tile_put8(half* tile, uint row, uint col, uint4 v) {
     __builtin_memcpy(tile + tile_at(row, col), &v, sizeof v);
 }
 
-// Eight consecutive values as bits of act_t.
+// Eight consecutive values as bits of act_t. They were stored a moment ago in pieces of at most 16 bytes, and a wider
+// load would have to wait until those have left for the cache.
 LILY_INLINE uint4 pack8(const float* v) {
-    return __builtin_bit_cast(uint4, narrow8(clamp_act8(load8(v))));
+    using f4 = float __attribute__((vector_size(16)));
+    f4 low, high;
+    __builtin_memcpy(&low, v, sizeof low);
+    __builtin_memcpy(&high, v + 4, sizeof high);
+    const f8 all = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+    return __builtin_bit_cast(uint4, narrow8(clamp_act8(all)));
 }
 
 // Row-major; the last product tells how many rows matter, and only those are visited.

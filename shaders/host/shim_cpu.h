@@ -12,6 +12,8 @@
 #error "LILY_WIDTH must be 1 or 32"
 #endif
 
+#define LILY_INLINE inline __attribute__((always_inline))
+
 // ---- scalars
 
 using uchar = unsigned char;

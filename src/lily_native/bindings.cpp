@@ -16,7 +16,8 @@ std::span<const int32_t> span_of(const Ids& ids) {
     return {ids.data(), static_cast<size_t>(ids.size())};
 }
 
-template <class T> py::array_t<T> array_of(const std::vector<T>& values, std::vector<py::ssize_t> shape) {
+template <class T>
+py::array_t<T> array_of(const std::vector<T>& values, std::vector<py::ssize_t> shape) {
     py::array_t<T> array(std::move(shape));
     std::copy(values.begin(), values.end(), array.mutable_data());
     return array;
@@ -34,13 +35,24 @@ void raise(const Error& error) {
     }
     const char* name = "LilyError";
     switch (error.kind()) {
-        case ErrorKind::kCheckpoint: name = "CheckpointError"; break;
-        case ErrorKind::kDevice: name = "DeviceError"; break;
-        case ErrorKind::kOutOfMemory: name = "OutOfMemoryError"; break;
-        case ErrorKind::kContextFull: name = "ContextFullError"; break;
-        case ErrorKind::kUnsupported: name = "UnsupportedError"; break;
+        case ErrorKind::kCheckpoint:
+            name = "CheckpointError";
+            break;
+        case ErrorKind::kDevice:
+            name = "DeviceError";
+            break;
+        case ErrorKind::kOutOfMemory:
+            name = "OutOfMemoryError";
+            break;
+        case ErrorKind::kContextFull:
+            name = "ContextFullError";
+            break;
+        case ErrorKind::kUnsupported:
+            name = "UnsupportedError";
+            break;
         case ErrorKind::kLogic:
-        case ErrorKind::kValue: break;
+        case ErrorKind::kValue:
+            break;
     }
     const py::object type = py::module_::import("lily.errors").attr(name);
     PyErr_SetString(type.ptr(), error.what());
@@ -49,8 +61,8 @@ void raise(const Error& error) {
 Config config_of(uint32_t vocab, uint32_t hidden, uint32_t layers, uint32_t heads, uint32_t kv_heads,
                  uint32_t delta_key_heads, uint32_t delta_value_heads, uint32_t experts, uint32_t experts_used,
                  uint32_t inner, uint32_t shared_inner, uint32_t attention_interval, float rms_eps, float rope_theta) {
-    Config config{vocab, hidden, layers, heads, kv_heads, delta_key_heads, delta_value_heads, experts, experts_used,
-                  inner, shared_inner, attention_interval, rms_eps, rope_theta};
+    Config config{vocab,   hidden,       layers, heads,        kv_heads,           delta_key_heads, delta_value_heads,
+                  experts, experts_used, inner,  shared_inner, attention_interval, rms_eps,         rope_theta};
     check_config(config);
     return config;
 }
@@ -90,9 +102,9 @@ void bind_config(py::module_& m) {
         [](const Config& config, uint32_t context, uint32_t chunk, uint32_t sessions, const std::string& device) {
             const MemoryPlan plan =
                 plan_memory(config, {.device = device, .context = context, .chunk = chunk, .sessions = sessions});
-            return std::map<std::string, uint64_t>{{"weights", plan.weights}, {"kv", plan.kv}, {"state", plan.state},
-                                                   {"logits", plan.logits}, {"scratch", plan.scratch},
-                                                   {"total", plan.total()}};
+            return std::map<std::string, uint64_t>{{"weights", plan.weights}, {"kv", plan.kv},
+                                                   {"state", plan.state},     {"logits", plan.logits},
+                                                   {"scratch", plan.scratch}, {"total", plan.total()}};
         },
         py::arg("config"), py::kw_only(), py::arg("context"), py::arg("prefill_chunk"), py::arg("max_sessions"),
         py::arg("device"));
@@ -112,8 +124,8 @@ std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::
         if (PyErr_CheckSignals() != 0) throw py::error_already_set();
         if (!progress.is_none()) progress(done, total);
     };
-    const EngineOptions options{.device = device, .context = context, .chunk = chunk, .sessions = sessions,
-                                .threads = threads};
+    const EngineOptions options{
+        .device = device, .context = context, .chunk = chunk, .sessions = sessions, .threads = threads};
     const py::gil_scoped_release release;
     return std::make_shared<Engine>(config, sources, options, report);
 }
@@ -152,10 +164,16 @@ void bind_engine(py::module_& m) {
 
 void set_sampling(Session& session, float temperature, uint32_t top_k, float top_p, float min_p, float presence,
                   float frequency, float repetition, uint64_t seed, const std::map<uint32_t, float>& bias) {
-    const Sampling sampling{.params = {.temperature = temperature, .top_p = top_p, .min_p = min_p, .presence = presence,
-                                       .frequency = frequency, .repetition = repetition, .top_k = top_k,
+    const Sampling sampling{.params = {.temperature = temperature,
+                                       .top_p = top_p,
+                                       .min_p = min_p,
+                                       .presence = presence,
+                                       .frequency = frequency,
+                                       .repetition = repetition,
+                                       .top_k = top_k,
                                        .seed_low = static_cast<uint32_t>(seed),
-                                       .seed_high = static_cast<uint32_t>(seed >> 32), .bias_count = 0},
+                                       .seed_high = static_cast<uint32_t>(seed >> 32),
+                                       .bias_count = 0},
                             .bias = {bias.begin(), bias.end()}};
     const py::gil_scoped_release release;
     session.set_sampling(sampling);

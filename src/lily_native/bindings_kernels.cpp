@@ -31,7 +31,8 @@ py::dict kernel_dict(const KernelInfo& kernel) {
                               py::arg("written") = s.written, py::arg("shape") = s.shape));
     }
     for (uint32_t i = 0; i < kernel.arg_count; ++i)
-        args.append(py::dict(py::arg("name") = kernel.args[i].name, py::arg("type") = std::string(1, kernel.args[i].type)));
+        args.append(
+            py::dict(py::arg("name") = kernel.args[i].name, py::arg("type") = std::string(1, kernel.args[i].type)));
     for (uint32_t i = 0; i < kernel.const_count; ++i) {
         const ConstInfo& c = kernel.consts[i];
         py::object mirrors = py::none();
@@ -62,7 +63,7 @@ Launch launch_of(const KernelInfo& kernel, const py::dict& args, const py::dict&
     }
     for (uint32_t i = 0; i < kernel.const_count; ++i) {
         const ConstInfo& c = kernel.consts[i];
-        if (c.mirrors >= 0)
+        if (c.mirrors >= 0 && !consts.contains(c.name))
             std::memcpy(&launch.consts[i], launch.args.data() + 4 * c.mirrors, 4);
         else
             launch.consts[i] = consts[c.name].cast<uint32_t>();

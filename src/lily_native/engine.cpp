@@ -44,8 +44,11 @@ Sizes measure(const Config& config, const Capacity& capacity) {
 
 MemoryPlan memory_of(const Config& config, const Capacity& capacity) {
     const Sizes sizes = measure(config, capacity);
-    return {.weights = sum(sizes.weights), .kv = sum(sizes.kv) / capacity.sessions, .state = sum(sizes.recurrent),
-            .logits = sum(sizes.logits), .scratch = sum(sizes.scratch)};
+    return {.weights = sum(sizes.weights),
+            .kv = sum(sizes.kv) / capacity.sessions,
+            .state = sum(sizes.recurrent),
+            .logits = sum(sizes.logits),
+            .scratch = sum(sizes.scratch)};
 }
 
 uint32_t device_width(const std::string& device) {
@@ -68,9 +71,13 @@ void add_jobs(std::vector<ReadJob>& jobs, const TensorTarget& target, const Tens
                                                 : ReadJob::Check::kFiniteF32;
     const uint64_t piece = expected / target.pieces;
     for (uint64_t i = 0; i < target.pieces; ++i)
-        jobs.push_back({.file = file, .offset = source.offset + i * piece, .bytes = piece,
-                        .dst = base + target.target.offset + i * target.stride, .check = check,
-                        .tensor = target.name.c_str(), .bf16_to_f32 = widen});
+        jobs.push_back({.file = file,
+                        .offset = source.offset + i * piece,
+                        .bytes = piece,
+                        .dst = base + target.target.offset + i * target.stride,
+                        .check = check,
+                        .tensor = target.name.c_str(),
+                        .bf16_to_f32 = widen});
 }
 
 }  // namespace
@@ -79,7 +86,8 @@ std::string choose_device(const EngineOptions& options) {
     if (options.context == 0 || options.chunk == 0 || options.sessions == 0)
         throw Error(ErrorKind::kValue, "context, prefill_chunk and max_sessions must be positive");
     if (options.chunk % TILE_K != 0)
-        throw Error(ErrorKind::kValue, "prefill_chunk must be a multiple of 64, found " + std::to_string(options.chunk));
+        throw Error(ErrorKind::kValue,
+                    "prefill_chunk must be a multiple of 64, found " + std::to_string(options.chunk));
     if (options.device == "auto" || options.device == "cpu") return "cpu";
     if (options.device == "cpu32") return "cpu32";
     if (options.device == "metal" || options.device == "cuda")
@@ -183,7 +191,8 @@ const Plan& Engine::prepared(const std::string& key, const std::function<Plan()>
 }
 
 const Plan& Engine::body(const Pass& pass) {
-    const std::string key = (pass.decode ? "decode " : "prefill ") + std::to_string(pass.decode ? pass.blocks : pass.rows);
+    const std::string key =
+        (pass.decode ? "decode " : "prefill ") + std::to_string(pass.decode ? pass.blocks : pass.rows);
     return prepared(key, [&] { return record_body(model_, pass); });
 }
 

@@ -88,8 +88,10 @@ private:
     Pass prefill_pass(uint32_t rows) const;
     Pass decode_pass(uint32_t position) const;
 
-    template <class T> void write(Slot<T> slot, std::span<const T> values);
-    template <class T> void read(Slot<T> slot, std::span<T> values);
+    template <class T>
+    void write(Slot<T> slot, std::span<const T> values);
+    template <class T>
+    void read(Slot<T> slot, std::span<T> values);
 
     std::mutex mutex_;
     pid_t process_;
@@ -101,12 +103,14 @@ private:
     std::vector<uint32_t> free_pages_;
 };
 
-template <class T> void Engine::write(Slot<T> slot, std::span<const T> values) {
+template <class T>
+void Engine::write(Slot<T> slot, std::span<const T> values) {
     if (values.size() > slot.count) throw_slice_error(0, values.size(), slot.count);
     std::memcpy(device_->map(slot.buffer) + slot.offset, values.data(), values.size_bytes());
 }
 
-template <class T> void Engine::read(Slot<T> slot, std::span<T> values) {
+template <class T>
+void Engine::read(Slot<T> slot, std::span<T> values) {
     if (values.size() > slot.count) throw_slice_error(0, values.size(), slot.count);
     std::memcpy(values.data(), device_->map(slot.buffer) + slot.offset, values.size_bytes());
 }

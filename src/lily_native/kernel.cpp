@@ -27,14 +27,13 @@ void check_consts(const Launch& launch) {
         const uint32_t value = launch.consts[i];
         if (info.mirrors >= 0) {
             const uint32_t wanted = arg_bits(launch, static_cast<uint32_t>(info.mirrors));
-            if (value != wanted) {
+            if (value != wanted && value != kGenericForm) {
                 fail(launch, info.name,
                      "is " + std::to_string(value) + ", but args." + kernel.args[info.mirrors].name + " is " +
                          std::to_string(wanted));
             }
         } else if (value == 0 || value > info.max) {
-            fail(launch, info.name,
-                 "is " + std::to_string(value) + ", must be 1 to " + std::to_string(info.max));
+            fail(launch, info.name, "is " + std::to_string(value) + ", must be 1 to " + std::to_string(info.max));
         }
     }
 }
@@ -46,20 +45,18 @@ void check_slot(const Launch& launch, uint32_t index, uint64_t needed) {
         fail(launch, info.name, std::string("shape ") + info.shape + " has no value for these args");
     }
     if (needed > kMaxElements) {
-        fail(launch, info.name,
-             "needs " + std::to_string(needed) + " elements, more than 32-bit indices reach");
+        fail(launch, info.name, "needs " + std::to_string(needed) + " elements, more than 32-bit indices reach");
     }
     const uint64_t count = slot.bytes / info.element_bytes;
     if (count < needed) {
-        fail(
-            launch, info.name,
-            "has " + std::to_string(count) + " elements, needs " + std::to_string(needed) + " " + info.shape);
+        fail(launch, info.name,
+             "has " + std::to_string(count) + " elements, needs " + std::to_string(needed) + " " + info.shape);
     }
     if (slot.buffer == kNoBuffer) fail(launch, info.name, "has no buffer");
     if (slot.offset % info.alignment != 0) {
         fail(launch, info.name,
-             "offset " + std::to_string(slot.offset) + " is not a multiple of " +
-                 std::to_string(info.alignment) + " bytes (" + info.type + ")");
+             "offset " + std::to_string(slot.offset) + " is not a multiple of " + std::to_string(info.alignment) +
+                 " bytes (" + info.type + ")");
     }
     if (slot.bytes > std::numeric_limits<uint64_t>::max() - slot.offset) {
         fail(launch, info.name, "offset and size leave the 64-bit range");
@@ -69,8 +66,8 @@ void check_slot(const Launch& launch, uint32_t index, uint64_t needed) {
 }  // namespace
 
 void throw_slice_error(uint64_t first, uint64_t count, uint64_t have) {
-    throw Error(ErrorKind::kLogic, "slice: " + std::to_string(count) + " elements from " +
-                                       std::to_string(first) + " of a slot that has " + std::to_string(have));
+    throw Error(ErrorKind::kLogic, "slice: " + std::to_string(count) + " elements from " + std::to_string(first) +
+                                       " of a slot that has " + std::to_string(have));
 }
 
 const KernelInfo* find_kernel(std::string_view name) {

@@ -36,6 +36,7 @@ using act_t = half;  // lily.h names the same type for the shaders
 inline constexpr uint32_t kMaxSlots = 16;
 inline constexpr uint32_t kMaxConsts = 4;
 inline constexpr uint32_t kMaxArgBytes = 96;
+inline constexpr uint32_t kGenericForm = 0;
 
 // One allocation of a device.
 struct BufferId {
@@ -137,7 +138,9 @@ using Consts = std::array<uint32_t, kMaxConsts>;
 // KernelInfo.
 struct Launch {
     const KernelInfo* kernel = nullptr;
-    Consts consts{};  // declaration order; a mirrored const holds the value of its args field
+    // Declaration order; a mirrored const holds the value of its args field, or kGenericForm to force the form that
+    // reads it at run time.
+    Consts consts{};
     std::array<SlotRef, kMaxSlots> slots{};
     alignas(16) std::array<std::byte, kMaxArgBytes> args{};
     const char* label = "";  // static text

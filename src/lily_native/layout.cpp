@@ -44,11 +44,13 @@ public:
     }
 
     // A stack of `count` matrices of `rows` rows each; matrix i begins at row first + i * stride.
-    void stack(const Quant& q, const std::string& name, uint64_t count, uint64_t rows, uint64_t first, uint64_t stride) {
+    void stack(const Quant& q, const std::string& name, uint64_t count, uint64_t rows, uint64_t first,
+               uint64_t stride) {
         parts(q, name, {count, rows}, first, count, stride);
     }
 
-    template <class T> Slot<T> vector(const std::string& name, const std::vector<uint64_t>& shape, const char* dtype) {
+    template <class T>
+    Slot<T> vector(const std::string& name, const std::vector<uint64_t>& shape, const char* dtype) {
         uint64_t count = 1;
         for (uint64_t dim : shape) count *= dim;
         const Slot<T> slot = carver_.take<T>(count);
@@ -64,13 +66,18 @@ private:
                uint64_t stride) {
         const uint64_t words = uint64_t{q.k} * q.bits / 32, groups = q.k / QUANT_GROUP;
         const uint64_t rows = shape.back() * (pieces);
-        auto add = [&](const char* suffix, const char* dtype, uint64_t columns, uint64_t element, SlotRef whole, bool scale) {
+        auto add = [&](const char* suffix, const char* dtype, uint64_t columns, uint64_t element, SlotRef whole,
+                       bool scale) {
             std::vector<uint64_t> full = shape;
             full.push_back(columns);
             const uint64_t row_bytes = columns * element;
-            targets_.push_back({name + suffix, {dtype}, full,
-                                {whole.buffer, whole.offset + first * row_bytes, rows * row_bytes}, pieces,
-                                stride * row_bytes, scale});
+            targets_.push_back({name + suffix,
+                                {dtype},
+                                full,
+                                {whole.buffer, whole.offset + first * row_bytes, rows * row_bytes},
+                                pieces,
+                                stride * row_bytes,
+                                scale});
         };
         add(".weight", "U32", words, 4, slot_ref(q.w), false);
         add(".scales", "BF16", groups, 2, slot_ref(q.scales), true);
@@ -146,8 +153,8 @@ void check_config(const Config& c) {
                            c.experts, c.experts_used, c.inner, c.shared_inner, c.attention_interval})
         require(count > 0, "the configuration has a count of zero");
     for (uint32_t size : {c.vocab, c.hidden, c.inner, c.shared_inner})
-        require(size % TILE_N == 0, "vocabulary, hidden and expert sizes must be multiples of 64, found " +
-                                        std::to_string(size));
+        require(size % TILE_N == 0,
+                "vocabulary, hidden and expert sizes must be multiples of 64, found " + std::to_string(size));
     require(c.heads % c.kv_heads == 0 && c.group() <= MAX_GROUP,
             std::to_string(c.heads) + " query heads with " + std::to_string(c.kv_heads) +
                 " key heads: 1 to 8 query heads per key head are supported");
@@ -206,7 +213,8 @@ namespace {
 
 void layout_activations(State& s, const Config& c, const Capacity& cap, Carver& at) {
     const uint64_t rows = cap.chunk, pairs = rows * c.experts_used, heads = c.heads;
-    const uint64_t order_blocks = (pairs + ROUTE_BLOCK - 1) / ROUTE_BLOCK, vocab_blocks = (c.vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK;
+    const uint64_t order_blocks = (pairs + ROUTE_BLOCK - 1) / ROUTE_BLOCK,
+                   vocab_blocks = (c.vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK;
     s.x = at.take<float>(rows * c.hidden);
     s.h = at.take<act_t>(rows * c.hidden);
     s.proj = at.take<float>(rows * std::max(c.delta_width(), c.attention_width()));
@@ -262,7 +270,8 @@ State layout_state(const Config& c, const Capacity& cap, const StateCarvers& car
             layer.v_cache = carvers.kv.take<bfloat>(cap.pages() * page_elements);
         } else {
             layer.conv = carvers.recurrent.take<float>(sessions * GENERATIONS * CONV_TAIL * c.channels());
-            layer.delta = carvers.recurrent.take<float>(sessions * GENERATIONS * c.delta_value_heads * DELTA_DIM * DELTA_DIM);
+            layer.delta =
+                carvers.recurrent.take<float>(sessions * GENERATIONS * c.delta_value_heads * DELTA_DIM * DELTA_DIM);
         }
         s.layers.push_back(layer);
     }

@@ -10,8 +10,12 @@
 namespace lily {
 namespace {
 
+// One launch is one statement of a few lines here; a field a line would hide the math.
+// clang-format off
+
 // y = W x, for the rows of a pass.
-void encode_product(Recorder& run, const Model& m, const Pass& pass, Slot<const act_t> x, const Quant& w, Slot<float> y) {
+void encode_product(Recorder& run, const Model& m, const Pass& pass, Slot<const act_t> x, const Quant& w,
+                    Slot<float> y) {
     if (pass.decode)
         run(k::qmv{.x = x, .step = m.state.step, .w = w.w, .scales = w.scales, .biases = w.biases, .y = y,
                    .args = {.rows = 1, .n = w.n, .k = w.k}, .consts = {.BITS = w.bits}});
@@ -120,7 +124,8 @@ void encode_expert_tiles(Recorder& run, const Model& m, const Pass& pass, const 
     run(k::moe_histogram{.ids = s.expert_ids, .step = s.step, .counts = s.expert_counts, .args = order});
     run(k::moe_scan{.counts = s.expert_counts, .step = s.step, .places = s.expert_places, .tiles = s.expert_tiles,
                     .tile_count = s.tile_count, .args = order});
-    run(k::moe_scatter{.ids = s.expert_ids, .places = s.expert_places, .step = s.step, .pairs = s.pairs, .args = order});
+    run(k::moe_scatter{.ids = s.expert_ids, .places = s.expert_places, .step = s.step, .pairs = s.pairs,
+                       .args = order});
     run(k::expert_mm_gate_up{.x = s.h, .pairs = s.pairs, .tiles = s.expert_tiles, .tile_count = s.tile_count,
                              .w = w.gate_up.w, .scales = w.gate_up.scales, .biases = w.gate_up.biases, .h = s.expert_h,
                              .args = {.rows = rows, .used = c.experts_used, .experts = c.experts, .n = c.inner,
@@ -172,7 +177,8 @@ void encode_moe(Recorder& run, const Model& m, const Pass& pass, uint32_t layer)
         encode_expert_row(run, m, w.moe);
     else
         encode_expert_tiles(run, m, pass, w.moe);
-    const Slot<float> shared = pass.decode ? s.expert_y.slice(uint64_t{c.experts_used} * c.hidden, c.hidden) : s.shared_y;
+    const Slot<float> shared =
+        pass.decode ? s.expert_y.slice(uint64_t{c.experts_used} * c.hidden, c.hidden) : s.shared_y;
     run(k::moe_combine{.routed = s.expert_y, .shared = shared, .weights = s.expert_weights, .step = s.step, .x = s.x,
                        .args = {.rows = rows, .used = c.experts_used, .hidden = c.hidden,
                                 .shared_scale = pass.decode ? 1.0f : static_cast<float>(SWIGLU_SHIFT)}});
@@ -257,6 +263,8 @@ void encode_top(Recorder& run, const Model& m, Slot<float> logits, uint32_t top)
                         .top_ids = s.top_ids, .top_logprobs = s.top_logprobs,
                         .args = {.rows = 1, .vocab = m.config.vocab, .top = top, .first = 0}});
 }
+
+// clang-format on
 
 std::string pass_name(const Pass& pass) {
     if (!pass.decode) return "prefill_" + std::to_string(pass.rows);

@@ -14,14 +14,14 @@ struct Config {
     uint32_t vocab = 0;
     uint32_t hidden = 0;
     uint32_t layers = 0;
-    uint32_t heads = 0;     // query heads of attention
+    uint32_t heads = 0;  // query heads of attention
     uint32_t kv_heads = 0;
     uint32_t delta_key_heads = 0;
     uint32_t delta_value_heads = 0;
     uint32_t experts = 0;
     uint32_t experts_used = 0;
-    uint32_t inner = 0;         // width of an expert
-    uint32_t shared_inner = 0;  // width of the shared expert
+    uint32_t inner = 0;               // width of an expert
+    uint32_t shared_inner = 0;        // width of the shared expert
     uint32_t attention_interval = 0;  // layer i is attention when (i + 1) % attention_interval == 0
     float rms_eps = 0;
     float rope_theta = 0;
@@ -41,10 +41,10 @@ void check_config(const Config& config);
 
 // How much of everything is allocated.
 struct Capacity {
-    uint32_t context = 0;   // tokens of a session
-    uint32_t chunk = 0;     // rows of the largest prefill step
+    uint32_t context = 0;  // tokens of a session
+    uint32_t chunk = 0;    // rows of the largest prefill step
     uint32_t sessions = 0;
-    uint32_t tile = 0;      // rows of a matrix tile on this device
+    uint32_t tile = 0;  // rows of a matrix tile on this device
 
     uint32_t session_pages() const { return (context + PAGE - 1) / PAGE; }
     uint32_t pages() const { return session_pages() * sessions; }
@@ -56,7 +56,8 @@ struct Capacity {
 class Carver {
 public:
     explicit Carver(uint64_t limit, std::vector<BufferId> buffers = {}) : limit_(limit), buffers_(std::move(buffers)) {}
-    template <class T> Slot<T> take(uint64_t count) {
+    template <class T>
+    Slot<T> take(uint64_t count) {
         const SlotRef ref = take_bytes(count * sizeof(T));
         return {ref.buffer, ref.offset, count};
     }
@@ -81,43 +82,43 @@ struct Quant {
 };
 
 struct DeltaWeights {
-    Quant in;               // q|k|v|z|a|b
-    Slot<bfloat> conv;      // [channels, CONV_WIDTH]
-    Slot<float> a_log;      // [value_heads]
-    Slot<bfloat> dt_bias;   // [value_heads]
-    Slot<bfloat> norm;      // [DELTA_DIM]
+    Quant in;              // q|k|v|z|a|b
+    Slot<bfloat> conv;     // [channels, CONV_WIDTH]
+    Slot<float> a_log;     // [value_heads]
+    Slot<bfloat> dt_bias;  // [value_heads]
+    Slot<bfloat> norm;     // [DELTA_DIM]
     Quant out;
 };
 
 struct AttentionWeights {
-    Quant in;               // per head query|gate, then k, then v
-    Slot<bfloat> q_norm;    // [HEAD_DIM]
-    Slot<bfloat> k_norm;    // [HEAD_DIM]
+    Quant in;             // per head query|gate, then k, then v
+    Slot<bfloat> q_norm;  // [HEAD_DIM]
+    Slot<bfloat> k_norm;  // [HEAD_DIM]
     Quant out;
 };
 
 struct MoeWeights {
-    Quant router;           // experts, then the shared expert's gate, 8-bit
-    Quant gate_up;          // [experts, gate inner | up inner, hidden]
-    Quant down;             // [experts, hidden, inner]
-    Quant shared_gate_up;   // [gate shared_inner | up shared_inner, hidden]
-    Quant shared_down;      // [hidden, shared_inner]
+    Quant router;          // experts, then the shared expert's gate, 8-bit
+    Quant gate_up;         // [experts, gate inner | up inner, hidden]
+    Quant down;            // [experts, hidden, inner]
+    Quant shared_gate_up;  // [gate shared_inner | up shared_inner, hidden]
+    Quant shared_down;     // [hidden, shared_inner]
 };
 
 struct LayerWeights {
-    Slot<bfloat> norm_in;   // [hidden]
-    Slot<bfloat> norm_post; // [hidden]
+    Slot<bfloat> norm_in;        // [hidden]
+    Slot<bfloat> norm_post;      // [hidden]
     DeltaWeights delta;          // of a delta layer
     AttentionWeights attention;  // of an attention layer
     MoeWeights moe;
 };
 
 struct Weights {
-    Quant embed;            // [vocab, hidden]
+    Quant embed;  // [vocab, hidden]
     std::vector<LayerWeights> layers;
-    Slot<bfloat> norm;      // [hidden]
-    Quant head;             // [vocab, hidden]
-    Slot<float> inv_freq;   // [ROTARY_DIM / 2], computed by the host
+    Slot<bfloat> norm;     // [hidden]
+    Quant head;            // [vocab, hidden]
+    Slot<float> inv_freq;  // [ROTARY_DIM / 2], computed by the host
 };
 
 // Where a checkpoint tensor goes: `pieces` runs of equal length, `stride` bytes apart.
@@ -125,7 +126,7 @@ struct TensorTarget {
     std::string name;
     std::vector<std::string> dtypes;  // safetensors names, any of them
     std::vector<uint64_t> shape;
-    SlotRef target;   // bytes: of the whole tensor as stored on the device
+    SlotRef target;  // bytes: of the whole tensor as stored on the device
     uint64_t pieces = 1;
     uint64_t stride = 0;
     bool is_scale = false;  // checked for NaN and infinities while it is read
@@ -145,56 +146,56 @@ struct LayerState {
 // Everything that is not a weight.
 struct State {
     // What the host writes before a step, and reads after it.
-    Slot<StepState> step;         // [1]
-    Slot<uint32_t> tokens;        // [chunk]
-    Slot<uint32_t> targets;       // [chunk], when scoring
-    Slot<uint32_t> page_table;    // [sessions, session_pages]
-    Slot<SampleParams> params;    // [sessions]
-    Slot<uint32_t> bias_ids;      // [sessions, MAX_BIAS]
-    Slot<float> bias_values;      // [sessions, MAX_BIAS]
-    Slot<uint32_t> ring;          // [TOKEN_RING, 2]
+    Slot<StepState> step;       // [1]
+    Slot<uint32_t> tokens;      // [chunk]
+    Slot<uint32_t> targets;     // [chunk], when scoring
+    Slot<uint32_t> page_table;  // [sessions, session_pages]
+    Slot<SampleParams> params;  // [sessions]
+    Slot<uint32_t> bias_ids;    // [sessions, MAX_BIAS]
+    Slot<float> bias_values;    // [sessions, MAX_BIAS]
+    Slot<uint32_t> ring;        // [TOKEN_RING, 2]
     // What sessions keep.
     std::vector<LayerState> layers;
-    Slot<float> logits;           // [sessions, GENERATIONS, vocab]
-    Slot<ushort> counts;          // [sessions, GENERATIONS, vocab]
+    Slot<float> logits;   // [sessions, GENERATIONS, vocab]
+    Slot<ushort> counts;  // [sessions, GENERATIONS, vocab]
     // Activations of one step.
-    Slot<float> x;                // [chunk, hidden] residual stream
-    Slot<act_t> h;                // [chunk, hidden] normed
-    Slot<float> proj;             // [chunk, widest projection]
-    Slot<float> qkv;              // [chunk, channels] after the convolution
-    Slot<float> gates;            // [chunk, value_heads, 2]
-    Slot<float> mixed;            // [chunk, value_heads, DELTA_DIM] out of the delta rule
-    Slot<act_t> q;                // [kv_heads, chunk, group, HEAD_DIM]
-    Slot<act_t> mixer;            // [chunk, widest mixer output], into the output projection
-    Slot<float> block_sums;       // [attention blocks, heads, HEAD_DIM]
-    Slot<float> block_stats;      // [attention blocks, heads, 2]
-    Slot<float> route;            // [chunk, router width]
-    Slot<uint32_t> expert_ids;    // [chunk, used]
-    Slot<float> expert_weights;   // [chunk, used + 1]
-    Slot<uint32_t> expert_counts; // [blocks, experts]
-    Slot<uint32_t> expert_places; // [blocks, experts]
-    Slot<uint4> expert_tiles;     // [chunk * used / tile + experts]
-    Slot<uint32_t> tile_count;    // [1]
-    Slot<uint32_t> pairs;         // [chunk * used]
-    Slot<act_t> expert_h;         // [chunk * used, inner], or decode: [used * inner + shared_inner]
-    Slot<act_t> shared_h;         // [chunk, shared_inner]
-    Slot<float> expert_y;         // [chunk, used, hidden], or decode: [used + 1, hidden]
-    Slot<float> shared_y;         // [chunk, hidden]
-    Slot<float> stats;            // [vocab blocks, 2] of the raw logits
-    Slot<uint32_t> indices;       // [vocab blocks]
-    Slot<float> choice_stats;     // [vocab blocks, 2] of the adjusted logits
-    Slot<uint32_t> choice_indices;// [vocab blocks]
-    Slot<float> adjusted;         // [vocab]
-    Slot<uint32_t> mass;          // [vocab]
+    Slot<float> x;                  // [chunk, hidden] residual stream
+    Slot<act_t> h;                  // [chunk, hidden] normed
+    Slot<float> proj;               // [chunk, widest projection]
+    Slot<float> qkv;                // [chunk, channels] after the convolution
+    Slot<float> gates;              // [chunk, value_heads, 2]
+    Slot<float> mixed;              // [chunk, value_heads, DELTA_DIM] out of the delta rule
+    Slot<act_t> q;                  // [kv_heads, chunk, group, HEAD_DIM]
+    Slot<act_t> mixer;              // [chunk, widest mixer output], into the output projection
+    Slot<float> block_sums;         // [attention blocks, heads, HEAD_DIM]
+    Slot<float> block_stats;        // [attention blocks, heads, 2]
+    Slot<float> route;              // [chunk, router width]
+    Slot<uint32_t> expert_ids;      // [chunk, used]
+    Slot<float> expert_weights;     // [chunk, used + 1]
+    Slot<uint32_t> expert_counts;   // [blocks, experts]
+    Slot<uint32_t> expert_places;   // [blocks, experts]
+    Slot<uint4> expert_tiles;       // [chunk * used / tile + experts]
+    Slot<uint32_t> tile_count;      // [1]
+    Slot<uint32_t> pairs;           // [chunk * used]
+    Slot<act_t> expert_h;           // [chunk * used, inner], or decode: [used * inner + shared_inner]
+    Slot<act_t> shared_h;           // [chunk, shared_inner]
+    Slot<float> expert_y;           // [chunk, used, hidden], or decode: [used + 1, hidden]
+    Slot<float> shared_y;           // [chunk, hidden]
+    Slot<float> stats;              // [vocab blocks, 2] of the raw logits
+    Slot<uint32_t> indices;         // [vocab blocks]
+    Slot<float> choice_stats;       // [vocab blocks, 2] of the adjusted logits
+    Slot<uint32_t> choice_indices;  // [vocab blocks]
+    Slot<float> adjusted;           // [vocab]
+    Slot<uint32_t> mass;            // [vocab]
     // Scoring.
-    Slot<float> score_logits;     // [score rows, vocab]
-    Slot<float> logprobs;         // [chunk]
-    Slot<uint32_t> top_ids;       // [chunk, kMaxTop]
-    Slot<float> top_logprobs;     // [chunk, kMaxTop]
+    Slot<float> score_logits;  // [score rows, vocab]
+    Slot<float> logprobs;      // [chunk]
+    Slot<uint32_t> top_ids;    // [chunk, kMaxTop]
+    Slot<float> top_logprobs;  // [chunk, kMaxTop]
 };
 
-inline constexpr uint32_t kMaxTop = 128;      // top_logprobs
-inline constexpr uint32_t kScoreRows = 64;    // rows whose logits exist at once while scoring
+inline constexpr uint32_t kMaxTop = 128;    // top_logprobs
+inline constexpr uint32_t kScoreRows = 64;  // rows whose logits exist at once while scoring
 
 // Kinds of state memory, each in buffers of its own.
 struct StateCarvers {

@@ -81,8 +81,8 @@ uint32_t level(std::vector<Launch>& launches) {
         for (uint32_t i = 0; i < kernel.slot_count; ++i) {
             const SlotRef& slot = launch.slots[i];
             if (slot.bytes == 0) continue;
-            stage = std::max(stage, buffers[slot.buffer.index].latest_conflict(
-                                        slot.offset, slot.offset + slot.bytes, kernel.slots[i].written));
+            stage = std::max(stage, buffers[slot.buffer.index].latest_conflict(slot.offset, slot.offset + slot.bytes,
+                                                                               kernel.slots[i].written));
         }
         ++stage;
         for (const bool write : {false, true}) {
@@ -125,9 +125,8 @@ std::string kernel_text(const Launch& launch) {
 std::string line(const std::string& stage, const std::string& index, const std::string& kernel,
                  const std::string& place, const std::string& read, const std::string& written) {
     char text[256];
-    const int size =
-        std::snprintf(text, sizeof(text), "%6s %6s  %-44s %-24s %14s %14s\n", stage.c_str(), index.c_str(),
-                      kernel.c_str(), place.c_str(), read.c_str(), written.c_str());
+    const int size = std::snprintf(text, sizeof(text), "%6s %6s  %-44s %-24s %14s %14s\n", stage.c_str(), index.c_str(),
+                                   kernel.c_str(), place.c_str(), read.c_str(), written.c_str());
     if (size < 0) return {};
     if (static_cast<size_t>(size) < sizeof(text)) return text;
     return stage + " " + index + "  " + kernel + " " + place + " " + read + " " + written + "\n";
@@ -170,9 +169,9 @@ std::string describe(const Plan& plan) {
         text += line(std::to_string(launch.stage), std::to_string(i), kernel_text(launch), place,
                      std::to_string(traffic.read), std::to_string(traffic.written));
     }
-    text += "total: " + std::to_string(plan.launches.size()) + " launches, " +
-            std::to_string(plan.stage_count) + " stages, " + std::to_string(total.read) + " bytes read, " +
-            std::to_string(total.written) + " bytes written\n";
+    text += "total: " + std::to_string(plan.launches.size()) + " launches, " + std::to_string(plan.stage_count) +
+            " stages, " + std::to_string(total.read) + " bytes read, " + std::to_string(total.written) +
+            " bytes written\n";
     return text;
 }
 

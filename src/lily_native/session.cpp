@@ -11,8 +11,16 @@ uint32_t previous_generation(uint32_t generation) {
 }
 
 Sampling greedy() {
-    return {.params = {.temperature = 0, .top_p = 1, .min_p = 0, .presence = 0, .frequency = 0, .repetition = 1,
-                       .top_k = 0, .seed_low = 0, .seed_high = 0, .bias_count = 0},
+    return {.params = {.temperature = 0,
+                       .top_p = 1,
+                       .min_p = 0,
+                       .presence = 0,
+                       .frequency = 0,
+                       .repetition = 1,
+                       .top_k = 0,
+                       .seed_low = 0,
+                       .seed_high = 0,
+                       .bias_count = 0},
             .bias = {}};
 }
 
@@ -66,16 +74,16 @@ void Session::check_ids(std::span<const int32_t> ids) const {
     const uint32_t vocab = engine_->config().vocab;
     for (int32_t id : ids)
         if (id < 0 || static_cast<uint32_t>(id) >= vocab)
-            throw Error(ErrorKind::kValue, "token id " + std::to_string(id) + " is outside the vocabulary of " +
-                                               std::to_string(vocab));
+            throw Error(ErrorKind::kValue,
+                        "token id " + std::to_string(id) + " is outside the vocabulary of " + std::to_string(vocab));
 }
 
 void Session::check_room(size_t tokens) const {
     const size_t context = engine_->capacity().context;
     if (tokens > context - tokens_.size())
-        throw Error(ErrorKind::kContextFull, std::to_string(tokens) + " more tokens do not fit: " +
-                                                 std::to_string(tokens_.size()) + " of the context's " +
-                                                 std::to_string(context) + " are used");
+        throw Error(ErrorKind::kContextFull, std::to_string(tokens) +
+                                                 " more tokens do not fit: " + std::to_string(tokens_.size()) +
+                                                 " of the context's " + std::to_string(context) + " are used");
 }
 
 // Chunks end at absolute multiples of 64, so that a token is always computed in the same tile form.
@@ -108,8 +116,12 @@ void Session::release_pages() {
 }
 
 void Session::write_step(uint32_t position, uint32_t rows, uint32_t generation, uint32_t last_token) {
-    const StepState step{.session = *index_, .position = position, .rows = rows, .generation = generation,
-                         .last_token = last_token, .ticket = ticket_};
+    const StepState step{.session = *index_,
+                         .position = position,
+                         .rows = rows,
+                         .generation = generation,
+                         .last_token = last_token,
+                         .ticket = ticket_};
     engine_->write<StepState>(engine_->model_.state.step, {&step, 1});
 }
 
@@ -137,7 +149,8 @@ uint32_t Session::prefill(std::span<const int32_t> ids) {
     const size_t first = whole - tokens_.size();
     if (first > 0) feed(ids.first(first), engine_->body(engine_->prefill_pass(static_cast<uint32_t>(first))));
     if (taken > first)
-        feed(ids.subspan(first, taken - first), engine_->body(engine_->prefill_pass(static_cast<uint32_t>(taken - first))));
+        feed(ids.subspan(first, taken - first),
+             engine_->body(engine_->prefill_pass(static_cast<uint32_t>(taken - first))));
     return taken;
 }
 

@@ -71,12 +71,12 @@ private:
     Slot<float> logits_slot() const;
 
     std::shared_ptr<Engine> engine_;
-    std::optional<uint32_t> index_;    // row of the pools; none once closed
+    std::optional<uint32_t> index_;  // row of the pools; none once closed
     std::vector<uint32_t> pages_;
-    std::vector<uint32_t> tokens_;     // all tokens fed
-    size_t prompt_tokens_ = 0;         // those before the output that penalties count
-    uint32_t last_rows_ = 0;           // rows of the newest pass; 0 before any
-    uint32_t generation_ = 0;          // of the newest recurrent state
+    std::vector<uint32_t> tokens_;  // all tokens fed
+    size_t prompt_tokens_ = 0;      // those before the output that penalties count
+    uint32_t last_rows_ = 0;        // rows of the newest pass; 0 before any
+    uint32_t generation_ = 0;       // of the newest recurrent state
     bool counts_valid_ = false;
     uint32_t ticket_ = 0;
     Sampling sampling_;

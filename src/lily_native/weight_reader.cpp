@@ -29,7 +29,9 @@ constexpr auto kReportTime = std::chrono::milliseconds(50);
 // Reading a file of this size must not push everything else out of the page cache.
 constexpr uint64_t kDropCacheBytes = uint64_t{1} << 30;
 
-std::string errno_text(int code) { return std::generic_category().message(code); }
+std::string errno_text(int code) {
+    return std::generic_category().message(code);
+}
 
 class File {
 public:
@@ -38,7 +40,7 @@ public:
             const int code = errno;
             throw Error(ErrorKind::kCheckpoint, path + ": cannot be opened (" + errno_text(code) + ")");
         }
-        struct stat info {};
+        struct stat info{};
         if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
             ::close(fd_);
             throw Error(ErrorKind::kCheckpoint, path + ": is not a regular file");
@@ -131,7 +133,9 @@ struct Piece {
     uint64_t bytes;
 };
 
-std::string tensor_name(const ReadJob& job) { return job.tensor ? job.tensor : "?"; }
+std::string tensor_name(const ReadJob& job) {
+    return job.tensor ? job.tensor : "?";
+}
 
 uint64_t element_bytes(const ReadJob& job) {
     if (job.check == Check::kFiniteF32) return 4;
@@ -176,8 +180,7 @@ private:
         if (job.bytes > file.size() || job.offset > file.size() - job.bytes) {
             const std::string needs = std::to_string(job.bytes) + " bytes at " + std::to_string(job.offset);
             const std::string has = " and the file has " + std::to_string(file.size());
-            throw Error(ErrorKind::kCheckpoint,
-                        file.path() + ": truncated, tensor " + name + " needs " + needs + has);
+            throw Error(ErrorKind::kCheckpoint, file.path() + ": truncated, tensor " + name + " needs " + needs + has);
         }
         for (uint64_t start = 0; start < job.bytes; start += kPieceBytes) {
             pieces_.push_back({&job, start, std::min(kPieceBytes, job.bytes - start)});

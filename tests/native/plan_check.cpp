@@ -45,10 +45,7 @@ k::add_row add(Slot<const float> x, Slot<float> y, uint32_t n = 8) {
 }
 
 k::mat_vec product() {
-    return {.w = slot<uint4>(0, 0, 64),
-            .y = slot<float>(1, 0, 16),
-            .args = {.n = 16, .k = 128},
-            .consts = {.BITS = 4}};
+    return {.w = slot<uint4>(0, 0, 64), .y = slot<float>(1, 0, 16), .args = {.n = 16, .k = 128}, .consts = {.BITS = 4}};
 }
 
 void check_errors() {
@@ -91,24 +88,19 @@ void check_table() {
     expect(out[0] == 16 * 128 * 4 / 128 && out[1] == 16, "counts");
     info.bytes(launch.args.data(), launch.consts.data(), out);
     expect(out[0] == 16 * 128 / 2 && out[1] == 64, "bytes");
-    expect(kShapeConstantCount == 2 && std::string(kShapeConstants[1].name) == "WIDE" && WIDE == 16,
-           "shape.h");
+    expect(kShapeConstantCount == 2 && std::string(kShapeConstants[1].name) == "WIDE" && WIDE == 16, "shape.h");
     const Consts wanted{4, 256, 0, 0};
     const uint32_t exact[4] = {4, 256}, generic[4] = {4, 0}, other[4] = {4, 128}, bits[4] = {8, 256};
-    expect(variant_score(info, exact, wanted) == 1 && variant_score(info, generic, wanted) == 0,
-           "variants that fit");
-    expect(variant_score(info, other, wanted) == -1 && variant_score(info, bits, wanted) == -1,
-           "variants that do not");
-    expect((Count(3) - Count(4)).value() == Count::kImpossible &&
-               (Count(1) / Count(0)).value() == Count::kImpossible &&
+    expect(variant_score(info, exact, wanted) == 1 && variant_score(info, generic, wanted) == 0, "variants that fit");
+    expect(variant_score(info, other, wanted) == -1 && variant_score(info, bits, wanted) == -1, "variants that do not");
+    expect((Count(3) - Count(4)).value() == Count::kImpossible && (Count(1) / Count(0)).value() == Count::kImpossible &&
                (Count(uint64_t{1} << 40) * Count(uint64_t{1} << 40)).value() == Count::kImpossible &&
                Count(-1).value() == Count::kImpossible && ((Count(7) + 1) / 2).value() == 4,
            "counts that have no value");
 }
 
 void check_stages() {
-    const auto a = slot<float>(0, 0, 8), b = slot<float>(0, 32, 8), c = slot<float>(0, 64, 8),
-               d = slot<float>(1, 0, 8);
+    const auto a = slot<float>(0, 0, 8), b = slot<float>(0, 32, 8), c = slot<float>(0, 64, 8), d = slot<float>(1, 0, 8);
     Recorder run;
     run.scope("head", 3);
     run(add(a, b));
@@ -134,8 +126,7 @@ bool conflict(const Launch& a, const Launch& b) {
             const SlotRef &s = a.slots[i], &t = b.slots[j];
             if (s.bytes == 0 || t.bytes == 0) continue;
             if (!a.kernel->slots[i].written && !b.kernel->slots[j].written) continue;
-            if (s.buffer == t.buffer && s.offset < t.offset + t.bytes && t.offset < s.offset + s.bytes)
-                return true;
+            if (s.buffer == t.buffer && s.offset < t.offset + t.bytes && t.offset < s.offset + s.bytes) return true;
         }
     }
     return false;
@@ -164,10 +155,9 @@ void check_random_plans() {
         std::stable_sort(launches.begin(), launches.end(),
                          [](const Launch& a, const Launch& b) { return a.stage < b.stage; });
         const Plan plan = run.finish("random");
-        const bool same = std::equal(launches.begin(), launches.end(), plan.launches.begin(),
-                                     plan.launches.end(), [](const Launch& a, const Launch& b) {
-                                         return a.stage == b.stage &&
-                                                a.slots[0].offset == b.slots[0].offset &&
+        const bool same = std::equal(launches.begin(), launches.end(), plan.launches.begin(), plan.launches.end(),
+                                     [](const Launch& a, const Launch& b) {
+                                         return a.stage == b.stage && a.slots[0].offset == b.slots[0].offset &&
                                                 a.slots[1].offset == b.slots[1].offset;
                                      });
         expect(same && plan.stage_count == last, "random plan " + std::to_string(round));
@@ -177,9 +167,7 @@ void check_random_plans() {
 void check_time() {
     SlotInfo slots[12];
     for (uint32_t i = 0; i < 12; ++i) slots[i] = {"s", "float", 4, i > 8, "[0]", 4};
-    const auto none = [](const void*, const uint32_t*, uint64_t* out) {
-        std::memset(out, 0, 12 * sizeof(*out));
-    };
+    const auto none = [](const void*, const uint32_t*, uint64_t* out) { std::memset(out, 0, 12 * sizeof(*out)); };
     const KernelInfo kernel{"wide", "", "", 0, 1, slots, 12, nullptr, 0, nullptr, 0, none, none};
     std::mt19937 random(2);
     Recorder run;
@@ -187,8 +175,7 @@ void check_time() {
     for (int i = 0; i < 1000; ++i) {
         Launch launch;
         launch.kernel = &kernel;
-        for (uint32_t s = 0; s < 12; ++s)
-            launch.slots[s] = {BufferId{0}, random() % 100000 * 4, random() % 4000 * 4};
+        for (uint32_t s = 0; s < 12; ++s) launch.slots[s] = {BufferId{0}, random() % 100000 * 4, random() % 4000 * 4};
         run.add(launch);
     }
     run.finish("wide");
@@ -218,8 +205,7 @@ void check_object() {
         for (int g = 0; g < 16; ++g) {
             const int x = g % 4, yy = g / 4 % 2, z = g / 8;
             const float threads = object.width == 1 ? 1.0f : 64.0f;
-            expect(y[g] == threads * float(100 * x + 10 * yy + z) + 128.0f,
-                   "value of group " + std::to_string(g));
+            expect(y[g] == threads * float(100 * x + 10 * yy + z) + 128.0f, "value of group " + std::to_string(g));
         }
         ++ran;
     }

@@ -26,9 +26,8 @@ const char* run_group(uint simds, F&& body) {
 #define constant const
 #define buffer(n)
 #define KERNEL(name, simds) static void name
-#define GRID                                                                             \
-    [[maybe_unused]] uint3 group, [[maybe_unused]] uint tid, [[maybe_unused]] uint lane, \
-        [[maybe_unused]] uint simd
+#define GRID \
+    [[maybe_unused]] uint3 group, [[maybe_unused]] uint tid, [[maybe_unused]] uint lane, [[maybe_unused]] uint simd
 
 // clang-format off
 #include "shape.h"
@@ -40,7 +39,6 @@ const char* run_group(uint simds, F&& body) {
 
 extern "C" const lily::CpuObject* lily_cpu_object() {
     namespace launch = lily_shader::cpu_launch;
-    static const lily::CpuObject object{launch::table_hash, LILY_WIDTH, "tiny", launch::count,
-                                        launch::kernels};
+    static const lily::CpuObject object{launch::table_hash, LILY_WIDTH, "tiny", launch::count, launch::kernels};
     return &object;
 }

@@ -40,17 +40,16 @@ class ProgressBar:
         self._unit = unit
         self._stream = sys.stderr
         self._active = is_terminal(self._stream)
-        self._drawn = 0.0
+        self._drawn = 0.0  # when the bar that is on the screen was drawn; 0 if there is none
 
     def __call__(self, done: int, total: int) -> None:
         """Show that done of total units are finished."""
         now = time.monotonic()
-        if not self._active or (done < total and now - self._drawn < 0.05):
-            return
-        self._drawn = now
         if done >= total:
             self.wipe()
+        if not self._active or done >= total or now - self._drawn < 0.05:
             return
+        self._drawn = now
         counts = (
             f"{done / self._scale:.{self._digits()}f}/{total / self._scale:.{self._digits()}f}{self._unit}"
         )
@@ -62,7 +61,8 @@ class ProgressBar:
 
     def wipe(self) -> None:
         """Remove the bar."""
-        if self._active and self._drawn:
+        if self._drawn:
+            self._drawn = 0.0
             self._stream.write("\r\x1b[K")
             self._stream.flush()
 

@@ -1,0 +1,293 @@
+"""The command line, in this process and as a program with pipes, signals and a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from lily.cli import main
+
+PROGRAM = [sys.executable, "-m", "lily.cli"]
+QUESTION = "What is the capital of France?"
+ANSWER = "The capital of France is Paris."
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run a command and return its status, output and error output."""
+    status = main(list(arguments))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Function that sets standard input."""
+    return lambda text: monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+def test_generate__prints_the_answer_only(
+    capsys: pytest.CaptureFixture[str], stdin: Any, device: str
+) -> None:
+    options = ("--device", device, "--temperature", "0")
+    assert run(capsys, "generate", QUESTION, *options) == (0, ANSWER + "\n", "")
+    stdin(QUESTION)
+    assert run(capsys, "generate", "--no-thinking", *options) == (0, ANSWER + "\n", "")
+    stdin(QUESTION)
+    assert run(capsys, "generate", "-", *options, "--stop", "Paris")[1] == "The capital of France is \n"
+
+
+def test_generate__json(capsys: pytest.CaptureFixture[str], device: str) -> None:
+    status, out, err = run(capsys, "generate", QUESTION, "--json", "--temp", "0", "--device", device)
+    record = json.loads(out)
+    assert (status, err) == (0, "")
+    assert record["model"] == "demo"
+    assert record["text"] == ANSWER
+    assert record["reasoning"].startswith("The user asks")
+    assert record["finish_reason"] == "stop"
+    assert record["usage"]["completion_tokens"] == len(record["token_ids"]) == 27
+
+
+def test_generate__raw_and_seed(capsys: pytest.CaptureFixture[str], device: str) -> None:
+    options = ("--raw", "--max-tokens", "12", "--device", device)
+    first = run(capsys, "generate", "Once upon a time", "--temperature", "0", *options)
+    assert first[1].startswith(", there was")
+    sampled = [run(capsys, "generate", "Once upon a time", "--seed", seed, *options)[1] for seed in "112"]
+    assert sampled[0] == sampled[1] != sampled[2]
+
+
+def test_generate__system(capsys: pytest.CaptureFixture[str], device: str) -> None:
+    options = (QUESTION, "--json", "--max-tokens", "1", "--device", device)
+    plain = json.loads(run(capsys, "generate", *options)[1])["usage"]["prompt_tokens"]
+    system = json.loads(run(capsys, "generate", "--system", "Be brief.", *options)[1])["usage"][
+        "prompt_tokens"
+    ]
+    assert system > plain
+
+
+def test_generate__says_why_there_is_no_answer(capsys: pytest.CaptureFixture[str], device: str) -> None:
+    status, out, err = run(capsys, "generate", QUESTION, "--max-tokens", "3", "--device", device)
+    assert (status, out) == (0, "")
+    assert "used up before the answer began" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["generate", "x", "--model", "/no/such/folder"], "/no/such/folder"),
+        (["generate", "x", "--temperature", "-1"], "temperature must be a number at least 0"),
+        (["generate", "x", "--raw", "--no-thinking"], "--raw goes without the chat template"),
+        (["generate", "word " * 5000], "the context 4096"),
+        (["score", "x", "--top", "2"], "--top needs --json"),
+        (["score", "a"], "single token"),
+        (["info", "--context", "0"], "context must be"),
+    ],
+)
+def test_errors__are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (1, "")
+    assert text in err
+    assert err.startswith("lily: ")
+    assert err.count("\n") == 1
+
+
+def test_errors__empty_input(capsys: pytest.CaptureFixture[str], stdin: Any) -> None:
+    stdin("  \n")
+    assert run(capsys, "generate") == (1, "", "lily: standard input is empty\n")
+
+
+def test_warnings__are_one_line(capsys: pytest.CaptureFixture[str], device: str) -> None:
+    options = ("--raw", "--max-tokens", "1", "--context", "5000", "--device", device)
+    status, _, err = run(capsys, "generate", "Once", *options)
+    assert status == 0
+    assert err.startswith("lily: warning: context 5000 exceeds")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["info"], ["score"]])
+def test_help__has_examples(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--help"])
+    assert caught.value.code == 0
+    assert "examples:\n  lily " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["dance"], ["generate", "--no-such-option"], ["info", "--device", "tpu"]]
+)
+def test_usage__errors_are_two(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("lily ")
+
+
+def test_info(capsys: pytest.CaptureFixture[str], device: str) -> None:
+    status, out, _ = run(capsys, "info", "--json", "--device", device)
+    record = json.loads(out)
+    assert status == 0
+    assert (record["model"], record["max_position"], record["config"]["experts"]) == ("demo", 4096, 16)
+    assert record["memory"]["weights"] > 10_000_000
+    status, out, _ = run(capsys, "info", "--device", device)
+    assert status == 0
+    assert "max_position       4096\n" in out
+
+
+def test_score(capsys: pytest.CaptureFixture[str], stdin: Any, device: str) -> None:
+    text = "Once upon a time, there was a fox."
+    stdin(text)
+    status, out, _ = run(capsys, "score", "--device", device)
+    assert status == 0
+    perplexity = float(out.split()[1])
+    assert 1 < perplexity < 20
+    status, out, _ = run(capsys, "score", text, "--json", "--top", "2", "--device", device)
+    record = json.loads(out)
+    assert status == 0
+    assert record["perplexity"] == pytest.approx(perplexity, abs=1e-3)
+    assert len(record["logprobs"]) == len(record["token_ids"]) - 1 == len(record["top_ids"]) - 1
+    assert len(record["top_ids"][0]) == 2
+
+
+def test_chat__keeps_the_conversation(capsys: pytest.CaptureFixture[str], stdin: Any, device: str) -> None:
+    stdin(f"{QUESTION}\n\n/nonsense\n{QUESTION}\n/reset\n{QUESTION}\n/quit\nnot read\n")
+    status, out, err = run(capsys, "chat", "--temperature", "0", "--no-thinking", "--device", device)
+    lines = out.splitlines()
+    assert status == 0
+    assert lines[0] == lines[-1] == ANSWER
+    assert len(lines) >= 3
+    assert "/reset forgets" in err
+
+
+def test_chat__full_context_is_not_the_end(
+    capsys: pytest.CaptureFixture[str], stdin: Any, device: str
+) -> None:
+    stdin("word " * 300 + f"\n{QUESTION}\n")
+    status, out, err = run(capsys, "chat", "--temperature", "0", "--context", "100", "--device", device)
+    assert status == 0
+    assert "context 100; /reset" in err
+    assert out == ANSWER + "\n"
+
+
+def start(arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", **options.pop("env", {})}
+    return subprocess.Popen([*PROGRAM, *arguments], env=environment, **options)
+
+
+def test_program__ctrl_c_is_130(device: str) -> None:
+    arguments = ["generate", "--raw", "Once upon a time", "--ignore-eos", "--device", device]
+    with start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert b"Traceback" not in process.stderr.read()
+
+
+def test_program__closed_pipe_is_quiet(device: str) -> None:
+    arguments = [
+        "generate",
+        "--raw",
+        "Once upon a time",
+        "--ignore-eos",
+        "--max-tokens",
+        "600",
+        "--device",
+        device,
+    ]
+    with start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.wait(120) == 1
+        assert process.stderr.read() == b""
+
+
+class Terminal:
+    """A program on a pseudo-terminal."""
+
+    def __init__(self, *arguments: str, **env: str) -> None:
+        self._fd, child = pty.openpty()
+        self._process = start(
+            arguments, stdin=child, stdout=child, stderr=child, env=env, start_new_session=True
+        )
+        os.close(child)
+        self.shown = ""
+
+    def read_until(self, text: str, seconds: float = 60) -> None:
+        """Read until the text was shown after what was read before."""
+        fresh = ""
+        end = time.monotonic() + seconds
+        while text not in fresh:
+            assert time.monotonic() < end, f"{text!r} did not come: {self.shown!r}"
+            if select.select([self._fd], [], [], 0.1)[0]:
+                data = os.read(self._fd, 4096).decode(errors="replace")
+                fresh += data
+                self.shown += data
+
+    def write(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def interrupt(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+
+    def finish(self) -> int:
+        """Read the rest and return the exit status."""
+        try:
+            while data := os.read(self._fd, 4096):
+                self.shown += data.decode(errors="replace")
+        except OSError:  # how Linux reports that the other end is closed
+            pass
+        os.close(self._fd)
+        return self._process.wait(60)
+
+
+def test_terminal__chat_survives_ctrl_c(device: str) -> None:
+    terminal = Terminal("chat", "--no-thinking", "--device", device, "--temperature", "0")
+    terminal.read_until("> ")
+    terminal.write("Tell me a story about a fox named Tim.\n")
+    terminal.read_until("Once")
+    terminal.interrupt()
+    terminal.read_until("> ")
+    terminal.interrupt()
+    terminal.read_until("Ctrl-D ends")
+    terminal.write(QUESTION + "\n")
+    terminal.read_until("Paris")
+    terminal.read_until("> ")
+    terminal.write("/quit\n")
+    assert terminal.finish() == 0
+    assert "Traceback" not in terminal.shown
+
+
+def test_terminal__bar_and_dim_reasoning(device: str) -> None:
+    terminal = Terminal("generate", QUESTION, "--temperature", "0", "--device", device, NO_COLOR="")
+    assert terminal.finish() == 0
+    assert "loading demo [" in terminal.shown
+    assert "\x1b[2mThe\x1b[22m" in terminal.shown
+    assert ANSWER in terminal.shown
+    assert "tok/s" in terminal.shown
+
+
+def test_terminal__no_color(device: str) -> None:
+    terminal = Terminal("generate", QUESTION, "--temperature", "0", "--device", device, NO_COLOR="1")
+    assert terminal.finish() == 0
+    assert "\x1b[2m" not in terminal.shown
+    assert "(thinking) The user" in terminal.shown
