@@ -222,11 +222,16 @@ inline void softmax_rows(threadgroup const float* scores, threadgroup act_t* p, 
         for (uint j = lane; j < TILE_K; j += SIMD_WIDTH)
             if (first + j <= limit) high = max(high, scores[r * TILE_K + j]);
         high = simd_max(high);
+        float e[TILE_K / SIMD_WIDTH];
+        for (uint i = 0; i < TILE_K / SIMD_WIDTH; i++) {
+            const uint j = i * SIMD_WIDTH + lane;
+            const float v = precise::exp(scores[r * TILE_K + j] - high);
+            e[i] = first + j <= limit ? v : 0.0f;
+        }
         float total = 0;
-        for (uint j = lane; j < TILE_K; j += SIMD_WIDTH) {
-            const float e = first + j <= limit ? precise::exp(scores[r * TILE_K + j] - high) : 0.0f;
-            total += e;
-            p[tile_at(r, j)] = act_t(e);
+        for (uint i = 0; i < TILE_K / SIMD_WIDTH; i++) {
+            total += e[i];
+            p[tile_at(r, i * SIMD_WIDTH + lane)] = act_t(e[i]);
         }
         total = simd_sum(total);
         if (lane == 0) {

@@ -14,13 +14,6 @@ struct conv_silu_args {
     uint proj_dim;
 };
 
-// Row r of a channel, where rows -3, -2, -1 are the carried ones.
-inline float conv_input(device const float* x, device const float* carried, int r, uint proj_dim, uint channels,
-                        bool fresh) {
-    if (r >= 0) return x[uint(r) * proj_dim];
-    return fresh ? 0.0f : carried[uint(r + int(CONV_TAIL)) * channels];
-}
-
 // conv_silu: one threadgroup makes CHANNELS channels of CONV_ROWS rows; the last one carries the state on.
 //   grid: (channels / CHANNELS, (rows + CONV_ROWS - 1) / CONV_ROWS, 1)
 //   bytes: proj = rows * channels * 4
@@ -43,24 +36,30 @@ KERNEL(conv_silu, 2)(
     const bool fresh = step->position == 0;
     device const float* before = state + state_now(step) * CONV_TAIL * args.channels;
     device float* after = state + state_next(step) * CONV_TAIL * args.channels;
-    for (uint r = first; r < last; r++)
+    for (uint r = first; r < last; r++) {
+        // Where each tap's row lies is the same for all channels.
+        device const float* from[CONV_WIDTH];
+        bool zero[CONV_WIDTH];
+        for (uint t = 0; t < CONV_WIDTH; t++) {
+            const bool carried = r + t < CONV_TAIL;
+            zero[t] = carried && fresh;
+            from[t] = carried ? before + (r + t) * args.channels : proj + (r + t - CONV_TAIL) * args.proj_dim;
+        }
         for (uint i = tid; i < CHANNELS; i += THREADS) {
             const uint c = group.x * CHANNELS + i;
             float sum = 0;
             for (uint t = 0; t < CONV_WIDTH; t++)
-                sum = fma(float(w[c * CONV_WIDTH + t]),
-                          conv_input(proj + c, before + c, int(r + t) - int(CONV_TAIL), args.proj_dim, args.channels,
-                                     fresh),
-                          sum);
+                sum = fma(float(w[c * CONV_WIDTH + t]), zero[t] ? 0.0f : from[t][c], sum);
             y[r * args.channels + c] = silu(sum);
         }
+    }
     if (last == rows)
         for (uint t = 0; t < CONV_TAIL; t++)
             for (uint i = tid; i < CHANNELS; i += THREADS) {
                 const uint c = group.x * CHANNELS + i;
-                after[t * args.channels + c] =
-                    conv_input(proj + c, before + c, int(rows + t) - int(CONV_TAIL), args.proj_dim, args.channels,
-                               fresh);
+                const bool carried = rows + t < CONV_TAIL;
+                const float old = fresh ? 0.0f : before[min(rows + t, CONV_TAIL - 1) * args.channels + c];
+                after[t * args.channels + c] = carried ? old : proj[(rows + t - CONV_TAIL) * args.proj_dim + c];
             }
     outputs_follow();
 }

@@ -468,7 +468,7 @@ def cases(name: str, consts: Mapping[str, int], small: bool) -> Iterator[Case]:
             ("random again", random_dims(rng, small), "normal"),
         ]
     sizes += [
-        (f"draw {i}", random_dims(rng, small), "normal") for i in range(30 if name == "sample_pick" else 0)
+        (f"draw {i}", random_dims(rng, small), "normal") for i in range(60 if name == "sample_pick" else 0)
     ]
     for turn, (label, d, kind) in enumerate(sizes):
         yield make_case(name, consts, label, d, kind, turn)

@@ -19,7 +19,8 @@ STATS_ULPS = 4 + VOCAB_BLOCK / 8
 def blocks_of(logits: Array, sharpness: float = 1.0) -> tuple[Array, Array]:
     """Statistics of the logits' blocks, as head_reduce and sample_reduce make them."""
     parts = [logits[i : i + VOCAB_BLOCK].astype(np.float64) for i in range(0, len(logits), VOCAB_BLOCK)]
-    stats = [(x.max(), np.exp(sharpness * (x - x.max())).sum()) for x in parts]
+    most = [max(x.max(), np.finfo(np.float64).min) for x in parts]
+    stats = [(x.max(), np.exp(sharpness * (x - m)).sum()) for x, m in zip(parts, most, strict=True)]
     return np.array(stats, np.float32), np.array(
         [i * VOCAB_BLOCK + x.argmax() for i, x in enumerate(parts)], np.uint32
     )
@@ -30,6 +31,9 @@ def logit_pool(g: Numbers, d: Dims, state: Array) -> tuple[Array, Array]:
     pool = np.full((d.sessions, GENERATIONS, d.vocab), np.nan, np.float32)
     logits = g.values(d.vocab, scale=4, outlier=3)
     logits[g.rng.integers(0, d.vocab, 3)] = logits.max()  # ties
+    if g.turn % 2:  # banned tokens, and a whole block of them
+        logits[g.rng.integers(0, d.vocab, 5)] = -np.inf
+        logits[VOCAB_BLOCK : 2 * VOCAB_BLOCK] = -np.inf
     pool[state[0], (state[3] + 1) % GENERATIONS] = logits
     return pool, logits
 

@@ -39,3 +39,10 @@ def engine(device: str) -> Iterator[lily.Engine]:
 def tokenizer(demo_folder: Path) -> lily.Tokenizer:
     """Tokenizer of the demo model."""
     return lily.Tokenizer(demo_folder)
+
+
+@pytest.fixture
+def session(engine: lily.Engine) -> Iterator[lily.Session]:
+    """An empty session."""
+    with engine.session() as session:
+        yield session

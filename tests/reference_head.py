@@ -23,9 +23,10 @@ def block_stats(logits: Array, sharpness: float) -> dict[str, Out]:
     stats, scale, indices = [], [], []
     for first in range(0, len(logits), VOCAB_BLOCK):
         block = logits[first : first + VOCAB_BLOCK]
-        below = sharpness * (block - block.max())
+        # A block of logits that are all -inf has no weight.
+        below = sharpness * (block - max(block.max(), np.finfo(np.float64).min))
         stats.append((block.max(), np.exp(below).sum()))
-        scale.append((0, (np.exp(below) * (1 - below)).sum()))
+        scale.append((0, (np.exp(below) * (1 - np.maximum(below, -1e3))).sum()))
         indices.append(first + block.argmax())
     return {"stats": Out(np.array(stats), np.array(scale)), "indices": Out(np.array(indices, float))}
 
@@ -99,7 +100,10 @@ def sample_adjust(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     repeated = np.where(logits > 0, logits / p.repetition, logits * p.repetition)
     adjusted = np.where(now > 0, repeated, logits) - p.frequency * times - p.presence * (times > 0)
     size = np.abs(adjusted) + np.abs(p.frequency * times) + abs(p.presence)
-    return {"counts": Out(counts), "adjusted": Out(adjusted, np.where(now > 0, size, 0))}
+    return {
+        "counts": Out(counts),
+        "adjusted": Out(adjusted, np.where((now > 0) & (logits > -np.inf), size, 0)),
+    }
 
 
 def sample_bias(s: Slots, a: Any, c: Any) -> dict[str, Out]:
@@ -126,7 +130,7 @@ def sample_mass(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     total = (s.stats[:, 1] * np.exp(sharp * (s.stats[:, 0] - most))).sum()
     below = sharp * (s.adjusted - most)
     mass = np.exp(below) / total * 2.0**31
-    return {"mass": Out(np.floor(mass), mass * (2 - below))}
+    return {"mass": Out(np.floor(mass), mass * (2 - np.maximum(below, -1e3)))}
 
 
 def philox(key: tuple[int, int], counter: int) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import gc
+import itertools
 import subprocess
 import sys
-import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import pytest
 
 import lily
 from lily import (
-    Chunk,
     ContextFullError,
     Engine,
     LilyError,
@@ -26,27 +25,8 @@ from lily import (
     PrefillProgress,
     SamplingParams,
     Session,
-    UnsupportedError,
 )
-
-FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
-STORY = "Once upon a time"
-
-
-@pytest.fixture
-def session(engine: Engine) -> Iterator[Session]:
-    """An empty session."""
-    with engine.session() as session:
-        yield session
-
-
-def text_of(chunks: list[Chunk], kind: str = "text") -> str:
-    return "".join(chunk.text for chunk in chunks if chunk.kind == kind)
-
-
-def ids_of(chunks: list[Chunk]) -> list[int]:
-    return [index for chunk in chunks for index in chunk.token_ids]
-
+from replies import FRANCE_PROMPT, STORY
 
 # Opening and closing
 
@@ -54,15 +34,16 @@ def ids_of(chunks: list[Chunk]) -> list[int]:
 def test_import__is_cheap() -> None:
     """At most 40 ms of processor time beyond numpy, and nothing heavy is pulled in."""
     code = (
-        "import sys, time, numpy; start = time.process_time(); import lily; print(time.process_time() - start);"
+        "import sys, time, numpy; start = time.process_time(); import lily;"
+        "print(time.process_time() - start);"
         "print([m for m in ('tokenizers', 'jinja2', 'huggingface_hub', 'safetensors') if m in sys.modules])"
     )
     times = []
     for _ in range(5):
-        output = subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, text=True
-        ).stdout
-        seconds, modules = output.splitlines()
+        command = [sys.executable, "-c", code]
+        seconds, modules = subprocess.run(
+            command, check=True, capture_output=True, text=True
+        ).stdout.splitlines()
         assert modules == "[]"
         times.append(float(seconds))
     assert min(times) <= 0.040
@@ -170,7 +151,7 @@ def test_close__ends_every_use(device: str) -> None:
     next(steps), next(chunks)
     engine.close()
     engine.close()
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: engine.info(),
         lambda: engine.logits,
         lambda: engine.prefill(STORY),
@@ -230,7 +211,7 @@ def test_prefill__reports_every_chunk(session: Session) -> None:
     seen = list(session.prefill(ids))
     assert seen[-1] == PrefillProgress(150, 150)
     assert len(seen) >= 3
-    assert all(a.processed < b.processed for a, b in zip(seen, seen[1:], strict=False))
+    assert all(a.processed < b.processed for a, b in itertools.pairwise(seen))
     assert session.position == 150
 
 
@@ -338,11 +319,10 @@ def test_context__exact_fit_and_one_more(engine: Engine, session: Session) -> No
 
 def test_step__ends_or_raises_where_the_context_ends(engine: Engine, session: Session) -> None:
     session.prefill([500] * (engine.context - 3))
-    tokens = []
+    steps = session.step(5)
+    assert len([next(steps) for _ in range(3)]) == 3
     with pytest.raises(ContextFullError):
-        for token in session.step(5):
-            tokens.append(token)  # noqa: PERF402  what came before the error counts
-    assert len(tokens) == 3
+        next(steps)
     session.reset()
     session.prefill([500] * (engine.context - 3))
     assert len(list(session.step())) == 3
@@ -360,9 +340,6 @@ def test_step__is_greedy_and_raw(session: Session) -> None:
     session.prefill(FRANCE_PROMPT)
     text = "".join(token.text for token in session.step(30))
     assert "<|im_end|>" in text
-
-
-FRANCE_PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n<think>\n"
 
 
 def test_step__logits_follow_the_last_token_handed_out(engine: Engine, session: Session) -> None:
@@ -434,227 +411,6 @@ def test_engine__has_its_own_session(engine: Engine) -> None:
     more = list(engine.generate(None, max_tokens=3, temperature=0))
     assert more[-1].usage is not None
     assert more[-1].usage.prompt_tokens == more[-1].usage.cached_tokens == 8
-
-
-# generate
-
-
-def test_generate__answers_with_reasoning(engine: Engine) -> None:
-    chunks = list(engine.generate(FRANCE, temperature=0, max_tokens=100))
-    assert text_of(chunks, "reasoning") == "The user asks for the capital of France. It is Paris."
-    assert text_of(chunks) == "The capital of France is Paris."
-    last = chunks[-1]
-    assert last.finish_reason == "stop"
-    assert all(chunk.finish_reason is None and chunk.usage is None for chunk in chunks[:-1])
-    usage = last.usage
-    assert usage is not None
-    assert usage.prompt_tokens == len(engine.tokenizer.encode(FRANCE_PROMPT))
-    assert usage.completion_tokens == len(ids_of(chunks)) == 27
-    assert usage.reasoning_tokens == 16
-    assert (usage.cached_tokens, usage.cache_miss_reason) == (0, "fresh_context")
-    assert min(usage.prompt_tps, usage.generation_tps, usage.ttft) > 0
-    assert ids_of(chunks)[-1] == engine.tokenizer.token_id("<|im_end|>")
-
-
-def test_generate__prompt_forms_agree(engine: Engine) -> None:
-    ids = engine.tokenizer.encode(FRANCE_PROMPT)
-    runs = [
-        ids_of(list(engine.generate(prompt, temperature=0, max_tokens=40)))
-        for prompt in (FRANCE, FRANCE_PROMPT, ids, np.array(ids))
-    ]
-    assert runs[0] == runs[1] == runs[2] == runs[3]
-
-
-def test_generate__without_thinking(engine: Engine) -> None:
-    for options in ({"enable_thinking": False}, {"chat_template_kwargs": {"enable_thinking": False}}):
-        chunks = list(engine.generate(FRANCE, temperature=0, **options))  # type: ignore[arg-type]
-        assert text_of(chunks) == "The capital of France is Paris."
-        assert text_of(chunks, "reasoning") == ""
-
-
-def test_generate__defaults_come_from_the_checkpoint(engine: Engine) -> None:
-    """The demo's generation_config samples at 0.7, top-k 20, top-p 0.95."""
-    given = {"temperature": 0.7, "top_k": 20, "top_p": 0.95}
-    plain = ids_of(list(engine.generate(STORY, seed=5, max_tokens=40)))
-    assert plain == ids_of(list(engine.generate(STORY, seed=5, max_tokens=40, **given)))  # type: ignore[arg-type]
-    assert plain == ids_of(list(engine.generate(STORY, SamplingParams(seed=5, **given), max_tokens=40)))  # type: ignore[arg-type]
-    greedy = ids_of(list(engine.generate(STORY, temperature=0, max_tokens=40)))
-    assert plain != greedy
-    assert greedy == ids_of(list(engine.generate(STORY, temperature=0.7, top_k=1, max_tokens=40)))
-
-
-def test_generate__seed_none_is_random(engine: Engine) -> None:
-    runs = {tuple(ids_of(list(engine.generate(STORY, temperature=1.5, max_tokens=24)))) for _ in range(3)}
-    assert len(runs) > 1
-
-
-def test_generate__stops(engine: Engine) -> None:
-    options: dict[str, Any] = {"temperature": 0, "enable_thinking": False}
-    chunks = list(engine.generate(FRANCE, stop="Paris", **options))
-    assert text_of(chunks) == "The capital of France is "
-    assert chunks[-1].finish_reason == "stop"
-    is_id = engine.tokenizer.encode(" is")[0]
-    chunks = list(engine.generate(FRANCE, stop_token_ids=[is_id], **options))
-    assert text_of(chunks) == "The capital of France"
-    assert (chunks[-1].finish_reason, ids_of(chunks)[-1]) == ("stop", is_id)
-    chunks = list(engine.generate(FRANCE, max_tokens=2, **options))
-    assert (chunks[-1].finish_reason, len(ids_of(chunks))) == ("length", 2)
-    chunks = list(engine.generate(FRANCE, ignore_eos=True, max_tokens=60, **options))
-    assert (chunks[-1].finish_reason, len(ids_of(chunks))) == ("length", 60)
-    assert "<|im_end|>" not in text_of(chunks)
-
-
-def test_generate__fills_the_context_and_no_more(engine: Engine) -> None:
-    ids = [500] * (engine.context - 5)
-    for max_tokens in (None, 100):
-        chunks = list(engine.generate(ids, temperature=0, ignore_eos=True, max_tokens=max_tokens))
-        assert (chunks[-1].finish_reason, len(ids_of(chunks))) == ("length", 5)
-    (chunk,) = engine.generate([500] * engine.context)
-    assert (chunk.finish_reason, chunk.token_ids) == ("length", ())
-
-
-def test_generate__logprobs(engine: Engine) -> None:
-    chunks = list(engine.generate(STORY, temperature=0, max_tokens=6, logprobs=True, top_logprobs=3))
-    entries = [entry for chunk in chunks for entry in chunk.logprobs or ()]
-    assert [entry.id for entry in entries] == ids_of(chunks)
-    for entry in entries:
-        assert len(entry.top) == 3
-        assert entry.top[0] == (entry.id, pytest.approx(entry.logprob, abs=1e-3))
-        assert entry.top[0][1] >= entry.top[1][1] >= entry.top[2][1]
-    assert all(chunk.logprobs is None for chunk in engine.generate(STORY, max_tokens=2))
-
-
-def test_generate__logit_bias_and_penalties(engine: Engine) -> None:
-    (token,) = engine.tokenizer.encode("z")
-    chunks = list(engine.generate(STORY, temperature=0, max_tokens=3, logit_bias={token: 100}))
-    assert ids_of(chunks) == [token] * 3
-    biased: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "logit_bias": {token: 20}}
-    plain = ids_of(list(engine.generate(STORY, **biased)))
-    punished = ids_of(list(engine.generate(STORY, frequency_penalty=2, **biased)))
-    assert punished.count(token) < plain.count(token)
-
-
-def test_generate__tools_reach_the_template(engine: Engine) -> None:
-    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-    plain = list(engine.generate(FRANCE, max_tokens=1))[-1].usage
-    tools = list(engine.generate(FRANCE, max_tokens=1, tools=[tool]))[-1].usage
-    assert plain is not None
-    assert tools is not None
-    assert tools.prompt_tokens > plain.prompt_tokens
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"tool_choice": "auto"}, UnsupportedError, "tool_choice is not implemented"),
-        (
-            {"response_format": {"type": "json_object"}},
-            UnsupportedError,
-            "response_format is not implemented",
-        ),
-        ({"thinking_token_budget": 5}, UnsupportedError, "thinking_token_budget is not implemented"),
-        ({"temperature": -1}, ValueError, "temperature must be"),
-        ({"max_tokens": 0}, ValueError, "max_tokens must be"),
-        ({"stop_token_ids": [4096]}, ValueError, "stop_token_ids: token id 4096"),
-        ({"logit_bias": {4096: 1}}, ValueError, "logit_bias: token id 4096"),
-        (
-            {"prompt": STORY, "enable_thinking": True},
-            ValueError,
-            "enable_thinking goes with a prompt of messages",
-        ),
-        ({"prompt": STORY, "tools": []}, ValueError, "tools goes with a prompt of messages"),
-        ({"prompt": [{"role": "robot", "content": ""}]}, ValueError, "role 'robot'"),
-        ({"temp": 1}, TypeError, "unexpected keyword argument 'temp'"),
-    ],
-)
-def test_generate__wrong_arguments_fail_at_the_call(
-    engine: Engine, options: dict[str, Any], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        engine.generate(**{"prompt": FRANCE, **options})
-
-
-def test_generate__none_goes_on(engine: Engine, session: Session) -> None:
-    with pytest.raises(LilyError, match="nothing to go on from"):
-        list(session.generate(None))
-    session.prefill(STORY)
-    joined = list(session.generate(None, temperature=0, max_tokens=8))
-    assert ids_of(joined) == ids_of(list(engine.generate(STORY, temperature=0, max_tokens=8)))
-    session.prefill(FRANCE_PROMPT)
-    assert next(session.generate(None, temperature=0)).kind == "reasoning"
-
-
-def test_generate__starts_afresh_each_time(engine: Engine, session: Session) -> None:
-    runs = []
-    for _ in range(2):
-        session.prefill("Something else before. ")
-        runs.append(ids_of(list(engine.generate(FRANCE, temperature=0, session=session, max_tokens=20))))
-    assert runs[0] == runs[1] == ids_of(list(engine.generate(FRANCE, temperature=0, max_tokens=20)))
-
-
-def test_generate__session_of_another_engine(engine: Engine, device: str) -> None:
-    with Engine("demo", device=device, context=64, max_sessions=1) as other, other.session() as session:
-        with pytest.raises(ValueError, match="another engine"):
-            engine.generate(STORY, session=session)
-
-
-def test_generate__reports_prefill_progress(engine: Engine) -> None:
-    seen: list[tuple[int, int]] = []
-    ids = list(range(100, 300))
-    list(engine.generate(ids, max_tokens=1, progress=lambda done, total: seen.append((done, total))))
-    assert len(seen) >= 3
-    assert seen[-1] == (200, 200)
-
-
-def test_generate__unread_does_nothing(engine: Engine) -> None:
-    engine.reset()
-    engine.prefill(STORY)
-    before = engine.logits
-    engine.generate("Another prompt")
-    assert np.array_equal(engine.logits, before)
-
-
-def test_generate__close_and_ctrl_c_leave_the_session_usable(engine: Engine, session: Session) -> None:
-    expected = ids_of(list(engine.generate(FRANCE, temperature=0)))
-    chunks = session.generate(FRANCE, temperature=0)
-    next(chunks)
-    chunks.close()
-    with pytest.raises(KeyboardInterrupt):
-        for _ in session.generate(STORY, ignore_eos=True):
-            raise KeyboardInterrupt
-
-    def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        list(session.generate(list(range(100, 400)), progress=interrupt))
-    assert session.position < 300
-    assert ids_of(list(session.generate(FRANCE, temperature=0))) == expected
-
-
-def test_generate__overlapping_calls_have_their_own_context(engine: Engine) -> None:
-    alone = ids_of(list(engine.generate(FRANCE, temperature=0)))
-    first = engine.generate(FRANCE, temperature=0)
-    head = [next(first)]
-    second = list(engine.generate(STORY, temperature=0, max_tokens=12))
-    assert ids_of(head + list(first)) == alone
-    assert ids_of(second) == ids_of(list(engine.generate(STORY, temperature=0, max_tokens=12)))
-
-
-def test_generate__from_several_threads(engine: Engine) -> None:
-    options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 24}
-    alone = [ids_of(list(engine.generate(STORY, seed=seed, **options))) for seed in range(3)]
-    results: dict[int, list[int]] = {}
-
-    def work(seed: int) -> None:
-        results[seed] = ids_of(list(engine.generate(STORY, seed=seed, **options)))
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [results[seed] for seed in range(3)] == alone
 
 
 # score

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from lily.cli import main
+from lily.cli.terminal import ProgressBar
 
 PROGRAM = [sys.executable, "-m", "lily.cli"]
 QUESTION = "What is the capital of France?"
@@ -106,6 +107,7 @@ def test_errors__empty_input(capsys: pytest.CaptureFixture[str], stdin: Any) -> 
     assert run(capsys, "generate") == (1, "", "lily: standard input is empty\n")
 
 
+@pytest.mark.filterwarnings("default")
 def test_warnings__are_one_line(capsys: pytest.CaptureFixture[str], device: str) -> None:
     options = ("--raw", "--max-tokens", "1", "--context", "5000", "--device", device)
     status, _, err = run(capsys, "generate", "Once", *options)
@@ -231,17 +233,24 @@ class Terminal:
         )
         os.close(child)
         self.shown = ""
+        self._seen = 0
 
-    def read_until(self, text: str, seconds: float = 60) -> None:
-        """Read until the text was shown after what was read before."""
-        fresh = ""
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._fd)
+
+    def read_until(self, text: str, seconds: float = 30) -> None:
+        """Read until the text was shown, after the text that was waited for before."""
         end = time.monotonic() + seconds
-        while text not in fresh:
+        while (at := self.shown.find(text, self._seen)) < 0:
             assert time.monotonic() < end, f"{text!r} did not come: {self.shown!r}"
             if select.select([self._fd], [], [], 0.1)[0]:
-                data = os.read(self._fd, 4096).decode(errors="replace")
-                fresh += data
-                self.shown += data
+                self.shown += os.read(self._fd, 4096).decode(errors="replace")
+        self._seen = at + len(text)
 
     def write(self, text: str) -> None:
         os.write(self._fd, text.encode())
@@ -256,38 +265,65 @@ class Terminal:
                 self.shown += data.decode(errors="replace")
         except OSError:  # how Linux reports that the other end is closed
             pass
-        os.close(self._fd)
         return self._process.wait(60)
 
 
 def test_terminal__chat_survives_ctrl_c(device: str) -> None:
-    terminal = Terminal("chat", "--no-thinking", "--device", device, "--temperature", "0")
-    terminal.read_until("> ")
-    terminal.write("Tell me a story about a fox named Tim.\n")
-    terminal.read_until("Once")
-    terminal.interrupt()
-    terminal.read_until("> ")
-    terminal.interrupt()
-    terminal.read_until("Ctrl-D ends")
-    terminal.write(QUESTION + "\n")
-    terminal.read_until("Paris")
-    terminal.read_until("> ")
-    terminal.write("/quit\n")
-    assert terminal.finish() == 0
-    assert "Traceback" not in terminal.shown
+    with Terminal("chat", "--no-thinking", "--device", device, "--temperature", "0") as terminal:
+        terminal.read_until("> ")
+        terminal.write("Tell me a story about a fox named Tim.\n")
+        terminal.read_until("Once")
+        terminal.interrupt()
+        terminal.read_until("> ")
+        terminal.interrupt()
+        terminal.read_until("Ctrl-D ends")
+        terminal.write(QUESTION + "\n")
+        terminal.read_until("Paris")
+        terminal.read_until("> ")
+        terminal.write("/quit\n")
+        assert terminal.finish() == 0
+        assert "Traceback" not in terminal.shown
 
 
-def test_terminal__bar_and_dim_reasoning(device: str) -> None:
-    terminal = Terminal("generate", QUESTION, "--temperature", "0", "--device", device, NO_COLOR="")
-    assert terminal.finish() == 0
-    assert "loading demo [" in terminal.shown
-    assert "\x1b[2mThe\x1b[22m" in terminal.shown
-    assert ANSWER in terminal.shown
-    assert "tok/s" in terminal.shown
+class Screen(io.StringIO):
+    """A terminal that remembers what was written."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bar__is_drawn_on_a_terminal_and_wiped_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    bar = ProgressBar("loading", 1000, " kB")
+    bar(250, 1000)
+    assert screen.getvalue().startswith("\rloading [##########------------------------------] 0.2/1.0 kB")
+    bar(1000, 1000)
+    drawn = screen.getvalue()
+    assert drawn.endswith("\r\x1b[K")
+    bar.wipe()
+    bar(1000, 1000)
+    assert screen.getvalue() == drawn
+    plain = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", plain)
+    bar = ProgressBar("loading")
+    bar(1, 2)
+    bar.wipe()
+    assert plain.getvalue() == ""
+
+
+def test_terminal__dim_reasoning_and_speed(device: str) -> None:
+    arguments = ("generate", QUESTION, "--temperature", "0", "--device", device)
+    with Terminal(*arguments, NO_COLOR="") as terminal:
+        assert terminal.finish() == 0
+        assert "\x1b[2mThe\x1b[22m" in terminal.shown
+        assert f"\r\n\r\n{ANSWER}\r\n" in terminal.shown
+        assert "tok/s" in terminal.shown
 
 
 def test_terminal__no_color(device: str) -> None:
-    terminal = Terminal("generate", QUESTION, "--temperature", "0", "--device", device, NO_COLOR="1")
-    assert terminal.finish() == 0
-    assert "\x1b[2m" not in terminal.shown
-    assert "(thinking) The user" in terminal.shown
+    arguments = ("generate", QUESTION, "--temperature", "0", "--device", device)
+    with Terminal(*arguments, NO_COLOR="1") as terminal:
+        assert terminal.finish() == 0
+        assert "\x1b[2m" not in terminal.shown
+        assert "(thinking) The user" in terminal.shown

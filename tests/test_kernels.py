@@ -102,7 +102,7 @@ def judge(kind: str, out: Out, before: Array, after: Array, ulps: float) -> Judg
     got, want = numbers(kind, after, out), out.value
     exact = ulps * np.broadcast_to(out.scale, want.shape) == 0
     with np.errstate(invalid="ignore"):
-        error = np.abs(got - want)
+        error = np.where(got == want, 0, np.abs(got - want))  # infinities
         allowed = ulps * UNIT * out.scale + np.where(exact, 0, FLOOR)
         stored = np.where(exact & (kind == "uint"), 0, storage_error(kind, got, want))
         allowed = allowed + (stored if out.float_bits is None else 0)

@@ -110,10 +110,8 @@ class Engine:
         self._plan = _memory_plan(checkpoint, settings)
         _check_memory(checkpoint.name, self._plan, memory_limit, device)
         if context > checkpoint.max_position:
-            warnings.warn(
-                f"context {context} exceeds the {checkpoint.max_position} tokens of {checkpoint.name}'s training",
-                stacklevel=2,
-            )
+            trained = f"the {checkpoint.max_position} positions {checkpoint.name} was trained for"
+            warnings.warn(f"context {context} exceeds {trained}", stacklevel=2)
         vocab = int(checkpoint.config["vocab"])
         tokenizer = Tokenizer(checkpoint.folder, vocab)
         native = _native.Engine(

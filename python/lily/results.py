@@ -93,12 +93,15 @@ class Meter:
         self.prompt = self.cached = self.completion = self.reasoning = 0
 
     def prefilled(self) -> None:
+        """Take the time at the end of the prompt."""
         self._prefill = time.perf_counter() - self._begun
 
     def start(self) -> None:
+        """Take the time before a token."""
         self._started = time.perf_counter()
 
     def token(self, kind: Kind) -> None:
+        """Count a token and the time since start()."""
         now = time.perf_counter()
         self._stepping += now - self._started
         if self._first is None:
@@ -107,6 +110,7 @@ class Meter:
         self.reasoning += kind == "reasoning"
 
     def usage(self) -> Usage:
+        """Return the figures."""
         computed = self.prompt - self.cached
         return Usage(
             prompt_tokens=self.prompt,

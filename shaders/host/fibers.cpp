@@ -182,7 +182,6 @@ void Worker::start(uint32_t tid) {
 
 void Worker::fiber_main() {
     Worker& self = *worker;
-    [[maybe_unused]] const Context& own = self.fibers_[self.current_].context;
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(nullptr, &self.main_.bottom, &self.main_.bytes);
 #endif
@@ -257,19 +256,16 @@ const char* Worker::run(uint32_t simds, Body body, const void* body_context) {
     body_ = body;
     body_context_ = body_context;
     upwards_ = false;
+    const char* error = nullptr;
     do {
         const bool in_order = upwards_;
-        const char* error = nullptr;
         for (uint32_t s = 0; s < simds && error == nullptr; ++s) error = run_simdgroup(in_order ? s : simds - 1 - s);
         if (error == nullptr) error = meet(simds);
-        if (error != nullptr) {
-            abandon(threads);
-            return error;
-        }
-    } while (fibers_[0].wait == Wait::kBarrier);
-    for (uint32_t tid = 0; tid < threads; ++tid)
-        if (std::memcmp(stack_of(tid), &kCanary, sizeof kCanary) != 0) return "a thread overran its stack";
-    return nullptr;
+    } while (error == nullptr && fibers_[0].wait == Wait::kBarrier);
+    for (uint32_t tid = 0; tid < threads && error == nullptr; ++tid)
+        if (std::memcmp(stack_of(tid), &kCanary, sizeof kCanary) != 0) error = "a thread overran its stack";
+    if (error != nullptr) abandon(threads);
+    return error;
 }
 
 }  // namespace

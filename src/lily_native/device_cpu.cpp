@@ -2,7 +2,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstring>
+#include <atomic>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,7 @@ std::string own_folder() {
 
 const char* best_object() {
 #if defined(__x86_64__)
-    // AVX2 alone is not the level: F16C, FMA and BMI come with it on every processor but must be asked for.
+    // The level as the compiler understands it; AVX2 alone does not promise the others.
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt"))
         return "liblily_cpu_v3";
