@@ -25,7 +25,7 @@ test: $(VENV)/tested  ## run the tests (K=expression picks some, DEVICE=cpu32 ru
 lint: $(VENV)/linted  ## check style, types, the kernel table and docs/KERNELS.md
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy python/lily tools/*.py
+	$(BIN)/mypy python/lily tools/*.py tests/*.py examples/*.py
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(BIN)/python tools/check_style.py
 	$(BIN)/python tools/kernel_table.py --shaders shaders --out-dir build/lint \
@@ -56,9 +56,9 @@ $(VENV)/installed: $(VENV)/created $(PACKAGE_SOURCES)
 	@touch $@
 
 $(VENV)/tested: $(VENV)/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check $$($(BIN)/python tools/extra.py test)
+	$(BIN)/python tools/requirements.py test | $(BIN)/pip install --quiet --disable-pip-version-check -r /dev/stdin
 	@touch $@
 
 $(VENV)/linted: $(VENV)/created pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check $$($(BIN)/python tools/extra.py dev)
+	$(BIN)/python tools/requirements.py dependencies dev | $(BIN)/pip install --quiet --disable-pip-version-check -r /dev/stdin
 	@touch $@

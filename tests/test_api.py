@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import itertools
+import statistics
 import subprocess
 import sys
 import warnings
@@ -31,22 +32,23 @@ from replies import FRANCE_PROMPT, STORY
 # Opening and closing
 
 
+@pytest.mark.timing
 def test_import__is_cheap() -> None:
-    """At most 40 ms of processor time beyond numpy, and nothing heavy is pulled in."""
+    """Half of 15 runs take at most 40 ms of processor time beyond numpy; nothing heavy is pulled in."""
     code = (
         "import sys, time, numpy; start = time.process_time(); import lily;"
         "print(time.process_time() - start);"
         "print([m for m in ('tokenizers', 'jinja2', 'huggingface_hub', 'safetensors') if m in sys.modules])"
     )
     times = []
-    for _ in range(5):
+    for _ in range(15):
         command = [sys.executable, "-c", code]
         seconds, modules = subprocess.run(
             command, check=True, capture_output=True, text=True
         ).stdout.splitlines()
         assert modules == "[]"
         times.append(float(seconds))
-    assert min(times) <= 0.040
+    assert statistics.median(times) <= 0.040
 
 
 def test_native_stub__equals_the_module() -> None:

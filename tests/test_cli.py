@@ -274,7 +274,8 @@ def test_terminal__chat_survives_ctrl_c(device: str) -> None:
         terminal.write("Tell me a story about a fox named Tim.\n")
         terminal.read_until("Once")
         terminal.interrupt()
-        terminal.read_until("> ")
+        terminal.read_until("\r\n> ")
+        time.sleep(0.2)  # input() of Python misses a signal between writing the prompt and waiting
         terminal.interrupt()
         terminal.read_until("Ctrl-D ends")
         terminal.write(QUESTION + "\n")

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lily import Engine
+from lily import Engine, SamplingParams
 
 LENGTHS = (1, 63, 64, 65, 130, 1500)
 WHOLE = 2048
@@ -65,17 +65,17 @@ def test_number_of_threads_does_not_change_a_bit(device: str) -> None:
 
 def test_sessions_side_by_side_are_as_alone(engine: Engine) -> None:
     prompts = [random_ids(90, seed) for seed in (1, 2)]
-    options = {"temperature": 0.8, "seed": 5, "presence_penalty": 0.5}
+    options = SamplingParams(temperature=0.8, seed=5, presence_penalty=0.5)
     alone = []
     for prompt in prompts:
         session = engine.session()
         list(session.prefill(prompt))
-        alone.append([(t.id, t.logprob) for t in session.step(max_tokens=20, **options)])
+        alone.append([(t.id, t.logprob) for t in session.step(20, options)])
         session.close()
     sessions = [engine.session() for _ in prompts]
     for session, prompt in zip(sessions, prompts, strict=True):
         list(session.prefill(prompt))
-    runs = [session.step(max_tokens=20, **options) for session in sessions]
+    runs = [session.step(20, options) for session in sessions]
     together: list[list[tuple[int, float]]] = [[], []]
     for pair in zip(*runs, strict=True):
         for tokens, token in zip(together, pair, strict=True):

@@ -40,7 +40,8 @@ def mlx_logits(model: Any, ids: list[int]) -> npt.NDArray[np.float32]:
 def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     x = logits.astype(np.float64)
     x -= x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+    normalised: npt.NDArray[np.float64] = x - np.log(np.exp(x).sum(-1, keepdims=True))
+    return normalised
 
 
 def compare(folder: Path, ids: list[int], device: str) -> None:

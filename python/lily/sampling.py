@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import secrets
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -152,7 +152,7 @@ class SamplingParams:
             "presence_penalty": float(self.presence_penalty or 0.0),
             "frequency_penalty": float(self.frequency_penalty or 0.0),
             "repetition_penalty": 1.0 if self.repetition_penalty is None else float(self.repetition_penalty),
-            "seed": secrets.randbits(64) if self.seed is None else self.seed,
+            "seed": int.from_bytes(os.urandom(8), "little") if self.seed is None else self.seed,
             "logit_bias": dict(self.logit_bias or {}),
         }
 

@@ -106,13 +106,13 @@ private:
 template <class T>
 void Engine::write(Slot<T> slot, std::span<const T> values) {
     if (values.size() > slot.count) throw_slice_error(0, values.size(), slot.count);
-    std::memcpy(device_->map(slot.buffer) + slot.offset, values.data(), values.size_bytes());
+    if (!values.empty()) std::memcpy(device_->map(slot.buffer) + slot.offset, values.data(), values.size_bytes());
 }
 
 template <class T>
 void Engine::read(Slot<T> slot, std::span<T> values) {
     if (values.size() > slot.count) throw_slice_error(0, values.size(), slot.count);
-    std::memcpy(values.data(), device_->map(slot.buffer) + slot.offset, values.size_bytes());
+    if (!values.empty()) std::memcpy(values.data(), device_->map(slot.buffer) + slot.offset, values.size_bytes());
 }
 
 }  // namespace lily

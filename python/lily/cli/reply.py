@@ -31,11 +31,11 @@ class Reply:
         """Print chunks as they come; what was read stays if this is interrupted."""
         for chunk in chunks:
             if chunk.kind == "reasoning":
-                self._show_reasoning(chunk.text)
-                self.reasoning += chunk.text
+                first, self.reasoning = not self.reasoning, self.reasoning + chunk.text
+                self._show_reasoning(chunk.text, first)
             else:
-                self._show_text(chunk.text)
-                self.text += chunk.text
+                first, self.text = not self.text, self.text + chunk.text
+                self._show_text(chunk.text, first)
             self.token_ids += chunk.token_ids
             self.finish_reason = chunk.finish_reason
             self.usage = chunk.usage
@@ -45,16 +45,16 @@ class Reply:
         if not self._quiet and (self.text or (self.reasoning and self._terminal)):
             print(flush=True)
 
-    def _show_reasoning(self, text: str) -> None:
+    def _show_reasoning(self, text: str, first: bool) -> None:
         if self._quiet or not self._terminal or not text:
             return
-        head = "" if self.reasoning else dim("(thinking) ", sys.stdout)
+        head = dim("(thinking) ", sys.stdout) if first else ""
         print(head + dim(text, sys.stdout), end="", flush=True)
 
-    def _show_text(self, text: str) -> None:
+    def _show_text(self, text: str, first: bool) -> None:
         if self._quiet or not text:
             return
-        head = "\n\n" if self.reasoning and not self.text and self._terminal else ""
+        head = "\n\n" if self.reasoning and first and self._terminal else ""
         print(head + text, end="", flush=True)
 
 
