@@ -1,4 +1,4 @@
-"""The package runs on a processor without AVX: everything but the instruction set that is chosen is the same file."""
+"""The package runs on a processor without AVX; only the instruction set that is chosen differs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(json.dumps({"isa": engine.info()["device_info"]["instruction_set"], "ids":
 
 def run(*prefix: str) -> dict[str, object]:
     path = os.pathsep.join(
-        [str(Path(lily.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
+        [str(Path(lily.__file__).absolute().parent.parent), os.environ.get("PYTHONPATH", "")]
     )
     environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_CORETYPE": OLD}
     command = [*prefix, sys.executable, "-c", CODE, PROMPT]
