@@ -41,8 +41,15 @@ inline logit_stats block_stats(device const float* logits, uint first, uint last
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float sum = 0;
     // A block of logits that are all -inf has no weight.
+    // Sums of 64 are summed, because one lane may own a whole vocabulary.
+    constexpr uint STRIDE = SIMDS * SIMD_WIDTH, RUN = 64 * STRIDE;
     if (s.most > -INFINITY)
-        for (uint i = first + tid; i < last; i += SIMDS * SIMD_WIDTH) sum += precise::exp(scale * (logits[i] - s.most));
+        for (uint run = first; run < last; run += RUN) {
+            float few = 0;
+            for (uint i = run + tid; i < min(run + RUN, last); i += STRIDE)
+                few += precise::exp(scale * (logits[i] - s.most));
+            sum += few;
+        }
     s.sum = group_sum<SIMDS>(sum, part, lane, simd);
     return s;
 }
