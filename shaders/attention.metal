@@ -1,20 +1,19 @@
-// attention.metal -- causal attention over the paged cache, with the output gate.
+// attention.metal -- decode attention over the paged cache, with the output gate.
 //
 //   y[head] = sigmoid(gate[head]) * sum_t softmax_t(q . k[t]) v[t],   t <= position of the row; q is already scaled
 //
-// Softmax is online, in fp32; no buffer grows with rows x length. GROUP query heads share a KV head and are handled
+// Softmax is online, in fp32. GROUP query heads share a KV head and are handled
 // together, so that each cache row is read once. Gates are columns of the projection: per head [query | gate].
 // Reference: transformers Qwen3_5MoeAttention, eager_attention_forward; Dao et al., FlashAttention (2022), algorithm 1.
-#include "tile.h"
+#include "lily.h"
 
 struct attention_args {
-    uint rows;
     uint sessions;
     uint kv_heads;
     uint proj_dim;
     uint pages;
     uint session_pages;
-    uint blocks;  // of decode attention in blocks; 1 elsewhere
+    uint blocks;
 };
 
 constant constexpr uint LANE_DIMS = HEAD_DIM / SIMD_WIDTH;
@@ -190,126 +189,5 @@ KERNEL(attention_merge, 8)(
             v = fma(sums[(b * heads + head) * HEAD_DIM + d], precise::exp(stats[(b * heads + head) * 2] - most), v);
         y[head * HEAD_DIM + d] = to_act(v / sum * sigmoid(proj[(head * 2 + 1) * HEAD_DIM + d]));
     }
-    outputs_follow();
-}
-
-// Stages 64 dims of TILE_K cache rows from token `first` on as act_t; tokens from `end` on become zero.
-template <uint THREADS>
-inline void stage_cache(threadgroup act_t* tile, device const bfloat* cache, device const uint* table, uint kv_heads,
-                        uint kv_head, uint dim, uint first, uint end, uint tid) {
-    for (uint t = tid; t < TILE_K * (TILE_K / 8); t += THREADS) {
-        const uint row = t / (TILE_K / 8), col = t % (TILE_K / 8) * 8, token = first + row;
-        float v[8];
-        for (uint i = 0; i < 8; i++) v[i] = 0;
-        if (token < end) {
-            device const bfloat* from =
-                cache + ((table[token / PAGE] * PAGE + token % PAGE) * kv_heads + kv_head) * HEAD_DIM + dim + col;
-            for (uint i = 0; i < 8; i++) v[i] = float(from[i]);
-        }
-        tile_put8(tile, row, col, pack8(v));
-    }
-}
-
-// One simdgroup's rows of an online softmax step: scores of 64 tokens from `first` on become probabilities in p.
-template <uint BM, uint GROUP, uint SIMDS>
-inline void softmax_rows(threadgroup const float* scores, threadgroup act_t* p, threadgroup float* most,
-                         threadgroup float* sum, threadgroup float* shrink, uint base, uint live, uint position,
-                         uint first, uint lane, uint simd) {
-    for (uint r = simd; r < BM; r += SIMDS) {
-        // Rows past the end take part as if they were the last one; nobody reads them.
-        const uint limit = position + (base + min(r, live - 1)) / GROUP;
-        float high = most[r];
-        for (uint j = lane; j < TILE_K; j += SIMD_WIDTH)
-            if (first + j <= limit) high = max(high, scores[r * TILE_K + j]);
-        high = simd_max(high);
-        float e[TILE_K / SIMD_WIDTH];
-        for (uint i = 0; i < TILE_K / SIMD_WIDTH; i++) {
-            const uint j = i * SIMD_WIDTH + lane;
-            const float v = precise::exp(scores[r * TILE_K + j] - high);
-            e[i] = first + j <= limit ? v : 0.0f;
-        }
-        float total = 0;
-        for (uint i = 0; i < TILE_K / SIMD_WIDTH; i++) {
-            total += e[i];
-            p[tile_at(r, i * SIMD_WIDTH + lane)] = act_t(e[i]);
-        }
-        total = simd_sum(total);
-        if (lane == 0) {
-            shrink[r] = precise::exp(most[r] - high);
-            sum[r] = fma(sum[r], shrink[r], total);
-            most[r] = high;
-        }
-    }
-}
-
-// attention_tile: a chunk's rows; one threadgroup makes BM (row, query head) pairs of one KV head, over tiles of 64
-// tokens that begin at absolute multiples of 64.
-//   grid: (kv_heads, (rows * GROUP + BM - 1) / BM, 1)
-//   const: GROUP <= 8, BM <= 32
-//   used: encode_attention
-template <uint GROUP, uint BM>
-KERNEL(attention_tile, 4)(
-    device const act_t*      q          [[buffer(0)]],  // [kv_heads, rows, GROUP, HEAD_DIM]
-    device const float*      proj       [[buffer(1)]],  // [rows, proj_dim]
-    device const bfloat*     k_cache    [[buffer(2)]],  // [pages, PAGE, kv_heads, HEAD_DIM]
-    device const bfloat*     v_cache    [[buffer(3)]],  // [pages, PAGE, kv_heads, HEAD_DIM]
-    device const uint*       page_table [[buffer(4)]],  // [sessions, session_pages]
-    device const StepState*  step       [[buffer(5)]],  // [1]
-    device act_t*            y          [[buffer(6)]],  // [rows, kv_heads, GROUP, HEAD_DIM]
-    constant attention_args& args       [[buffer(7)]],
-    GRID)
-{
-    constexpr uint SIMDS = simdgroups(4), THREADS = SIMDS * SIMD_WIDTH, SLICES = HEAD_DIM / TILE_K;
-    SHARED act_t left[BM * TILE_K];       // a slice of q, then the probabilities
-    SHARED act_t right[TILE_K * TILE_K];  // a slice of k, then of v
-    SHARED float scores[BM * TILE_K];
-    SHARED float most[BM];
-    SHARED float sum[BM];
-    SHARED float shrink[BM];
-    inputs_ready();
-    const uint kv_head = group.x, base = group.y * BM;
-    if (base >= step->rows * GROUP) return;
-    const uint live = min(BM, step->rows * GROUP - base), position = step->position;
-    const uint end = position + (base + live - 1) / GROUP + 1;
-    device const uint* table = page_table + step->session * args.session_pages;
-    device const act_t* queries = q + (kv_head * args.rows * GROUP + base) * HEAD_DIM;
-    for (uint r = tid; r < BM; r += THREADS) {
-        most[r] = -INFINITY;
-        sum[r] = 0;
-    }
-    tile_acc<BM, TILE_K, SIMDS> o[SLICES];
-    for (uint s = 0; s < SLICES; s++) o[s].clear();
-    for (uint first = 0; first < end; first += TILE_K) {
-        tile_acc<BM, TILE_K, SIMDS> score;
-        score.clear();
-        for (uint s = 0; s < SLICES; s++) {
-            stage_rows<BM, THREADS>(left, queries + s * TILE_K, HEAD_DIM, live, tid);
-            stage_cache<THREADS>(right, k_cache, table, args.kv_heads, kv_head, s * TILE_K, first, end, tid);
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            tile_multiply<BM, TILE_K, SIMDS>(score, left, right);
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-        }
-        for (uint i = 0; i < score.capacity(); i++)
-            if (score.valid(i)) scores[score.row(i) * TILE_K + score.col(i)] = score[i];
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        softmax_rows<BM, GROUP, SIMDS>(scores, left, most, sum, shrink, base, live, position, first, lane, simd);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (uint s = 0; s < SLICES; s++) {
-            stage_cache<THREADS>(right, v_cache, table, args.kv_heads, kv_head, s * TILE_K, first, end, tid);
-            for (uint i = 0; i < o[s].capacity(); i++)
-                if (o[s].valid(i)) o[s][i] *= shrink[o[s].row(i)];
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            tile_multiply_plain<BM, TILE_K, SIMDS>(o[s], left, right);
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-        }
-    }
-    for (uint s = 0; s < SLICES; s++)
-        for (uint i = 0; i < o[s].capacity(); i++) {
-            const uint r = o[s].row(i), d = s * TILE_K + o[s].col(i);
-            if (!o[s].valid(i) || r >= live) continue;
-            const uint row = (base + r) / GROUP, head = kv_head * GROUP + (base + r) % GROUP;
-            const float gate = proj[row * args.proj_dim + (head * 2 + 1) * HEAD_DIM + d];
-            y[(row * args.kv_heads * GROUP + head) * HEAD_DIM + d] = to_act(o[s][i] / sum[r] * sigmoid(gate));
-        }
     outputs_follow();
 }

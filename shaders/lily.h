@@ -9,7 +9,9 @@
 #include <metal_simdgroup>
 using namespace metal;
 constant constexpr uint SIMD_WIDTH = 32;
-#define SHARED threadgroup
+#define SHARED alignas(16) threadgroup  // tiles are written 16 bytes at a time
+// Before a loop over a tile's accumulator, whose elements have no address.
+#define UNROLL_TILE _Pragma("clang loop unroll(full)")
 #define KERNEL(name, simds) [[kernel, max_total_threads_per_threadgroup((simds) * 32)]] void name
 #define GRID                                                                                                           \
     uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],                            \
@@ -22,10 +24,11 @@ constexpr uint simdgroups(uint n) { return n; }
 // The type of every input of a quantised product, and of dequantised tiles.
 using act_t = half;
 
-inline act_t to_act(float v) { return act_t(clamp(v, -65504.0f, 65504.0f)); }
+// Saturates; what is not a number stays so, and shows.
+inline act_t to_act(float v) { return act_t(v != v ? v : clamp(v, -65504.0f, 65504.0f)); }
 
-// Set all of a row's waiting flags before its first dependent read and after its last one. They let a device overlap
-// the start of a launch with the end of the one before; on Metal and the CPU they are nothing.
+// Called before a launch's first dependent read and after its last one. They let a device overlap the start of a launch
+// with the end of the one before; on Metal and the CPU they are nothing.
 #ifndef LILY_TUNED_OVERLAP
 inline void inputs_ready() {}
 inline void outputs_follow() {}

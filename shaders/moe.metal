@@ -6,9 +6,9 @@
 // Row e < experts of the router's matrix is an expert, row `experts` the shared expert's gate, the rest padding.
 // Expert outputs stay apart as [rows, used, hidden]; the owner of a row adds them in order, the shared expert last: no
 // float atomics, the same bits in decode and prefill whatever the order of the experts' own work. Prefill orders the
-// (row, choice) pairs by expert on the device: histogram per block, scan, scatter, map of tiles.
+// (row, choice) pairs by expert on the device: histogram per block, scan, scatter, map of tiles for moe_tile.metal.
 // Reference: transformers Qwen3_5MoeSparseMoeBlock.
-#include "tile.h"
+#include "quant.h"
 
 struct moe_route_args {
     uint rows;
@@ -19,8 +19,10 @@ struct moe_route_args {
 
 // moe_route: one simdgroup chooses one row's experts. weights: the choices' in order, then the shared expert's.
 //   grid: (rows, 1, 1)
+//   const: E = experts
 //   bytes: logits = rows * (experts + 1) * 4
 //   used: encode_moe
+template <uint E>
 KERNEL(moe_route, 1)(
     device const float*      logits  [[buffer(0)]],  // [rows, n]
     device const StepState*  step    [[buffer(1)]],  // [1]
@@ -29,12 +31,14 @@ KERNEL(moe_route, 1)(
     constant moe_route_args& args    [[buffer(4)]],
     GRID)
 {
-    constexpr uint OWN = MAX_EXPERTS / SIMD_WIDTH;
+    // A lane's experts; a count that is known at compile time keeps them in registers.
+    constexpr uint OWN = ((E ? E : MAX_EXPERTS) + SIMD_WIDTH - 1) / SIMD_WIDTH;
+    const uint own = E ? OWN : (args.experts + SIMD_WIDTH - 1) / SIMD_WIDTH;
     inputs_ready();
     if (group.x >= step->rows) return;
     device const float* row = logits + group.x * args.n;
     float v[OWN];
-    for (uint i = 0; i < OWN; i++) {
+    for (uint i = 0; i < own; i++) {
         const uint e = i * SIMD_WIDTH + lane;
         v[i] = e < args.experts ? row[e] : -INFINITY;
     }
@@ -42,13 +46,13 @@ KERNEL(moe_route, 1)(
     float most = 0, sum = 0;
     for (uint j = 0; j < args.used; j++) {
         float high = -INFINITY;
-        for (uint i = 0; i * SIMD_WIDTH < args.experts; i++) high = max(high, v[i]);
+        for (uint i = 0; i < own; i++) high = max(high, v[i]);
         high = simd_max(high);
         uint best = MAX_EXPERTS;
-        for (uint i = 0; i * SIMD_WIDTH < args.experts; i++)
+        for (uint i = 0; i < own; i++)
             if (v[i] == high) best = min(best, i * SIMD_WIDTH + lane);
         best = min(simd_min(best), args.experts - 1);  // logits that are not numbers choose some expert
-        for (uint i = 0; i * SIMD_WIDTH < args.experts; i++)
+        for (uint i = 0; i < own; i++)
             if (i * SIMD_WIDTH + lane == best) v[i] = -INFINITY;
         if (j == 0) most = high;
         const float e = precise::exp(high - most);
@@ -265,108 +269,6 @@ KERNEL(expert_mv_down, 8)(
                               routed ? biases : shared_biases, k, matrix + first, 0, part, SIMDS, lane, simd);
     for (uint i = tid; i < ROWS; i += SIMDS * SIMD_WIDTH)
         y[group.y * args.hidden + first + i] = mv_row<SPLIT>(part, i) * float(SWIGLU_SHIFT);
-    outputs_follow();
-}
-
-struct expert_mm_args {
-    uint rows;
-    uint used;
-    uint experts;
-    uint n;  // columns of the result
-    uint k;
-};
-
-// Stages 64 columns of the tile's pairs: row pairs[i] / used of x.
-template <uint BM, uint THREADS>
-inline void stage_pairs(threadgroup act_t* tile, device const act_t* x, device const uint* pairs, uint used,
-                        uint stride, uint live, uint tid) {
-    for (uint t = tid; t < BM * (TILE_K / 8); t += THREADS) {
-        const uint row = t / (TILE_K / 8), col = t % (TILE_K / 8) * 8;
-        tile_put8(tile, row, col,
-                  row < live ? *(device const uint4*)(x + pairs[row] / used * stride + col) : uint4(0u));
-    }
-}
-
-// expert_mm_gate_up: prefill; one threadgroup makes the same BM x TILE_N tile of gate and up of one expert's pairs.
-//   grid: (n / TILE_N, rows * used / BM + experts, 1)
-//   const: BM <= 128
-//   used: encode_expert_tiles
-template <uint BM>
-KERNEL(expert_mm_gate_up, 4)(
-    device const act_t*      x          [[buffer(0)]],  // [rows, k]
-    device const uint*       pairs      [[buffer(1)]],  // [rows * used]
-    device const uint4*      tiles      [[buffer(2)]],  // [rows * used / BM + experts]
-    device const uint*       tile_count [[buffer(3)]],  // [1]
-    device const uint4*      w          [[buffer(4)]],  // [experts, 2 * n, k / 32]
-    device const bfloat*     scales     [[buffer(5)]],  // [experts, 2 * n, k / 64]
-    device const bfloat*     biases     [[buffer(6)]],  // [experts, 2 * n, k / 64]
-    device act_t*            h          [[buffer(7)]],  // [rows * used, n]
-    constant expert_mm_args& args       [[buffer(8)]],
-    GRID)
-{
-    constexpr uint SIMDS = simdgroups(4), THREADS = SIMDS * SIMD_WIDTH;
-    SHARED act_t xs[BM * TILE_K];
-    SHARED act_t ws[TILE_N * TILE_K];
-    inputs_ready();
-    if (group.y >= tile_count[0]) return;
-    const uint4 tile = tiles[group.y];
-    const uint k = args.k, col = group.x * TILE_N, live = tile[2];
-    const uint gate_row = tile[0] * 2 * args.n + col, up_row = gate_row + args.n;
-    tile_acc<BM, TILE_N, SIMDS> gate, up;
-    gate.clear();
-    up.clear();
-    for (uint at = 0; at < k; at += TILE_K) {
-        const uint g = at / QUANT_GROUP, groups = k / QUANT_GROUP;
-        stage_pairs<BM, THREADS>(xs, x + at, pairs + tile[1], args.used, k, live, tid);
-        quant_tile_multiply<4, BM, TILE_N, SIMDS>(gate, xs, ws, w + gate_row * (k / 32) + at / 32, k / 32,
-                                                  scales + gate_row * groups + g, biases + gate_row * groups + g,
-                                                  groups, live, tid);
-        quant_tile_multiply<4, BM, TILE_N, SIMDS>(up, xs, ws, w + up_row * (k / 32) + at / 32, k / 32,
-                                                  scales + up_row * groups + g, biases + up_row * groups + g, groups,
-                                                  live, tid);
-    }
-    for (uint i = 0; i < gate.capacity(); i++)
-        if (gate.valid(i) && gate.row(i) < live)
-            h[(tile[1] + gate.row(i)) * args.n + col + gate.col(i)] =
-                to_act(silu(gate[i]) * up[i] * (1.0f / float(SWIGLU_SHIFT)));
-    outputs_follow();
-}
-
-// expert_mm_down: prefill; one threadgroup makes a BM x TILE_N tile of one expert's outputs, each put at its pair.
-//   grid: (n / TILE_N, rows * used / BM + experts, 1)
-//   const: BM <= 128
-//   used: encode_expert_tiles
-template <uint BM>
-KERNEL(expert_mm_down, 4)(
-    device const act_t*      h          [[buffer(0)]],  // [rows * used, k]
-    device const uint*       pairs      [[buffer(1)]],  // [rows * used]
-    device const uint4*      tiles      [[buffer(2)]],  // [rows * used / BM + experts]
-    device const uint*       tile_count [[buffer(3)]],  // [1]
-    device const uint4*      w          [[buffer(4)]],  // [experts, n, k / 32]
-    device const bfloat*     scales     [[buffer(5)]],  // [experts, n, k / 64]
-    device const bfloat*     biases     [[buffer(6)]],  // [experts, n, k / 64]
-    device float*            y          [[buffer(7)]],  // [rows * used, n]
-    constant expert_mm_args& args       [[buffer(8)]],
-    GRID)
-{
-    constexpr uint SIMDS = simdgroups(4);
-    SHARED act_t xs[BM * TILE_K];
-    SHARED act_t ws[TILE_N * TILE_K];
-    inputs_ready();
-    if (group.y >= tile_count[0]) return;
-    const uint4 tile = tiles[group.y];
-    const uint k = args.k, col = group.x * TILE_N, live = tile[2], w_row = tile[0] * args.n + col;
-    tile_acc<BM, TILE_N, SIMDS> acc;
-    acc.clear();
-    for (uint at = 0; at < k; at += TILE_K) {
-        const uint g = w_row * (k / QUANT_GROUP) + at / QUANT_GROUP;
-        stage_rows<BM, SIMDS * SIMD_WIDTH>(xs, h + tile[1] * k + at, k, live, tid);
-        quant_tile_multiply<4, BM, TILE_N, SIMDS>(acc, xs, ws, w + w_row * (k / 32) + at / 32, k / 32, scales + g,
-                                                  biases + g, k / QUANT_GROUP, live, tid);
-    }
-    for (uint i = 0; i < acc.capacity(); i++)
-        if (acc.valid(i) && acc.row(i) < live)
-            y[pairs[tile[1] + acc.row(i)] * args.n + col + acc.col(i)] = acc[i] * float(SWIGLU_SHIFT);
     outputs_follow();
 }
 

@@ -20,7 +20,7 @@ template <uint BITS, uint BM, uint SIMDS>
 inline void qmm_tile(thread tile_acc<BM, TILE_N, SIMDS>& acc, device const act_t* x, device const uint4* w,
                      device const bfloat* scales, device const bfloat* biases, uint k, uint live,
                      threadgroup act_t* xs, threadgroup act_t* ws, uint tid) {
-    acc.clear();
+    tile_clear(acc);
     for (uint at = 0; at < k; at += TILE_K) {
         stage_rows<BM, SIMDS * SIMD_WIDTH>(xs, x + at, k, live, tid);
         quant_tile_multiply<BITS, BM, TILE_N, SIMDS>(acc, xs, ws, w + at * BITS / 128, k * BITS / 128,
@@ -54,8 +54,10 @@ KERNEL(qmm, 4)(
     tile_acc<BM, TILE_N, SIMDS> acc;
     qmm_tile<BITS, BM, SIMDS>(acc, x + row * k, w + col * (k * BITS / 128), scales + col * (k / QUANT_GROUP),
                               biases + col * (k / QUANT_GROUP), k, live, xs, ws, tid);
-    for (uint i = 0; i < acc.capacity(); i++)
-        if (acc.valid(i) && acc.row(i) < live) y[(row + acc.row(i)) * args.n + col + acc.col(i)] = acc[i];
+    UNROLL_TILE
+    for (uint i = 0; i < tile_capacity(acc); i++)
+        if (tile_valid(acc, i) && tile_row(acc, i) < live)
+            y[(row + tile_row(acc, i)) * args.n + col + tile_col(acc, i)] = acc[i];
     outputs_follow();
 }
 
@@ -84,8 +86,10 @@ KERNEL(qmm_add, 4)(
     tile_acc<BM, TILE_N, SIMDS> acc;
     qmm_tile<BITS, BM, SIMDS>(acc, x + row * k, w + col * (k * BITS / 128), scales + col * (k / QUANT_GROUP),
                               biases + col * (k / QUANT_GROUP), k, live, xs, ws, tid);
-    for (uint i = 0; i < acc.capacity(); i++)
-        if (acc.valid(i) && acc.row(i) < live) y[(row + acc.row(i)) * args.n + col + acc.col(i)] += acc[i];
+    UNROLL_TILE
+    for (uint i = 0; i < tile_capacity(acc); i++)
+        if (tile_valid(acc, i) && tile_row(acc, i) < live)
+            y[(row + tile_row(acc, i)) * args.n + col + tile_col(acc, i)] += acc[i];
     outputs_follow();
 }
 
@@ -116,9 +120,10 @@ KERNEL(qmm_swiglu, 4)(
                               biases + col * (k / QUANT_GROUP), k, live, xs, ws, tid);
     qmm_tile<BITS, BM, SIMDS>(value, x + row * k, w + up * (k * BITS / 128), scales + up * (k / QUANT_GROUP),
                               biases + up * (k / QUANT_GROUP), k, live, xs, ws, tid);
-    for (uint i = 0; i < gate.capacity(); i++)
-        if (gate.valid(i) && gate.row(i) < live)
-            y[(row + gate.row(i)) * args.n + col + gate.col(i)] =
+    UNROLL_TILE
+    for (uint i = 0; i < tile_capacity(gate); i++)
+        if (tile_valid(gate, i) && tile_row(gate, i) < live)
+            y[(row + tile_row(gate, i)) * args.n + col + tile_col(gate, i)] =
                 to_act(silu(gate[i]) * value[i] * (1.0f / float(SWIGLU_SHIFT)));
     outputs_follow();
 }

@@ -132,8 +132,10 @@ KERNEL(sample_mass, 8)(
     const logit_stats s = join_stats(stats, indices, (args.vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, scale);
     const float unit = 2147483648.0f / s.sum;
     const uint last = min(group.x * VOCAB_BLOCK + VOCAB_BLOCK, args.vocab);
-    for (uint i = group.x * VOCAB_BLOCK + tid; i < last; i += THREADS)
-        mass[i] = uint(min(precise::exp(scale * (adjusted[i] - s.most)) * unit, 2147483648.0f));
+    for (uint i = group.x * VOCAB_BLOCK + tid; i < last; i += THREADS) {
+        const float m = precise::exp(scale * (adjusted[i] - s.most)) * unit;
+        mass[i] = m > 0 ? uint(min(m, 2147483648.0f)) : 0;  // nothing for what is not a number
+    }
     outputs_follow();
 }
 

@@ -20,47 +20,52 @@ inline void tile_put8(threadgroup act_t* tile, uint row, uint col, uint4 v) {
     *(threadgroup uint4*)(tile + tile_at(row, col)) = v;
 }
 
-template <uint BM, uint BN, uint SIMDS, bool TRANSPOSE_RIGHT> struct tile_product {
+// With PLAIN the right operand is [64][BN], else [BN][64].
+template <uint BM, uint BN, uint SIMDS, bool PLAIN> struct tile_product {
     static constexpr constant auto shape = mpp::tensor_ops::matmul2d_descriptor(
-        BM, BN, TILE_K, false, TRANSPOSE_RIGHT, false, mpp::tensor_ops::matmul2d_descriptor::mode::multiply_accumulate);
+        BM, BN, TILE_K, false, !PLAIN, false, mpp::tensor_ops::matmul2d_descriptor::mode::multiply_accumulate);
     using operand = tensor<threadgroup act_t, dextents<int32_t, 2>, tensor_inline>;
     using product = mpp::tensor_ops::matmul2d<shape, execution_simdgroups<SIMDS>>;
-    using result = decltype(product().template get_destination_cooperative_tensor<operand, operand, float>());
+    using result = typename product::template cooperative_tensor_destination_t<operand, operand, float>;
 };
 
-// A BM x BN accumulator, spread over the SIMDS simdgroups of a threadgroup.
-template <uint BM, uint BN, uint SIMDS> struct tile_acc {
-    typename tile_product<BM, BN, SIMDS, true>::result c;
-    tile_acc() : c(typename tile_product<BM, BN, SIMDS, true>::product()
-        .template get_destination_cooperative_tensor<typename tile_product<BM, BN, SIMDS, true>::operand,
-                                                     typename tile_product<BM, BN, SIMDS, true>::operand, float>()) {}
-    void clear() thread {
-        for (uint i = 0; i < capacity(); i++) c[i] = 0;
-    }
-    uint capacity() const thread { return c.get_capacity(); }
-    bool valid(uint i) const thread { return c.is_valid_element(i); }
-    uint row(uint i) const thread { return c.get_multidimensional_index(i)[1]; }
-    uint col(uint i) const thread { return c.get_multidimensional_index(i)[0]; }
-    thread float& operator[](uint i) thread { return c[i]; }
-};
+// A BM x BN accumulator, spread over the SIMDS simdgroups of a threadgroup, for products of one kind. Its size is known
+// to the device alone: it can be a local variable and a reference parameter, but no member and no array element.
+template <uint BM, uint BN, uint SIMDS, bool PLAIN = false>
+using tile_acc = typename tile_product<BM, BN, SIMDS, PLAIN>::result;
+
+// This thread's elements of an accumulator are acc[0] ... acc[tile_capacity(acc) - 1], where tile_valid.
+template <class Acc> inline uint tile_capacity(const thread Acc& acc) { return acc.get_capacity(); }
+template <class Acc> inline bool tile_valid(const thread Acc& acc, uint i) { return acc.is_valid_element(i); }
+template <class Acc> inline uint tile_row(const thread Acc& acc, uint i) {
+    return acc.get_multidimensional_index(i)[1];
+}
+template <class Acc> inline uint tile_col(const thread Acc& acc, uint i) {
+    return acc.get_multidimensional_index(i)[0];
+}
+template <class Acc> inline void tile_clear(thread Acc& acc) {
+    UNROLL_TILE
+    for (uint i = 0; i < tile_capacity(acc); i++)
+        if (tile_valid(acc, i)) acc[i] = 0;
+}
 
 // acc += a b^T; a is [BM][64], b is [BN][64].
 template <uint BM, uint BN, uint SIMDS>
 inline void tile_multiply(thread tile_acc<BM, BN, SIMDS>& acc, threadgroup act_t* a, threadgroup act_t* b) {
-    using P = tile_product<BM, BN, SIMDS, true>;
-    typename P::operand left(a, dextents<int32_t, 2>(TILE_K, BM)), right(b, dextents<int32_t, 2>(TILE_K, BN));
-    typename P::product().run(left, right, acc.c);
-}
-
-// acc += a b; a is [BM][64], b is [64][64].
-template <uint BM, uint BN, uint SIMDS>
-inline void tile_multiply_plain(thread tile_acc<BM, BN, SIMDS>& acc, threadgroup act_t* a, threadgroup act_t* b) {
     using P = tile_product<BM, BN, SIMDS, false>;
-    typename P::operand left(a, dextents<int32_t, 2>(TILE_K, BM)), right(b, dextents<int32_t, 2>(BN, TILE_K));
-    typename P::product().run(left, right, acc.c);
+    typename P::operand left(a, dextents<int32_t, 2>(TILE_K, BM)), right(b, dextents<int32_t, 2>(TILE_K, BN));
+    typename P::product().run(left, right, acc);
 }
 
-// Eight consecutive weights, from bit `shift` of word on (4 bits) or from two words (8 bits), as bits of act_t.
+// acc += a b; a is [BM][64], b is [64][BN].
+template <uint BM, uint BN, uint SIMDS>
+inline void tile_multiply_plain(thread tile_acc<BM, BN, SIMDS, true>& acc, threadgroup act_t* a, threadgroup act_t* b) {
+    using P = tile_product<BM, BN, SIMDS, true>;
+    typename P::operand left(a, dextents<int32_t, 2>(TILE_K, BM)), right(b, dextents<int32_t, 2>(BN, TILE_K));
+    typename P::product().run(left, right, acc);
+}
+
+// Eight values as bits of act_t.
 inline uint4 pack8(const thread float* v) {
     uint4 r;
     for (uint i = 0; i < 4; i++)

@@ -212,12 +212,12 @@ def attention(g: Numbers, d: Dims, c: Mapping[str, int], rows: int, live: int, p
         "page_table": table,
         "step": g.step(d, position=position, rows=live),
     }
-    args = {"rows": rows, "kv_heads": d.kv_heads, "proj_dim": width, **sizes, "blocks": 1}
-    return Made(args, slots, {"y": 8})
+    return Made({"kv_heads": d.kv_heads, "proj_dim": width, **sizes}, slots, {"y": 8})
 
 
 def attention_decode(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
-    return attention(g, d, c, 1, 1, d.position)
+    made = attention(g, d, c, 1, 1, d.position)
+    return made._replace(args={**made.args, "blocks": 1})
 
 
 def attention_blocks(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
@@ -238,7 +238,6 @@ def attention_merge(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
     stats[-1], sums[-1] = np.nan, np.nan
     slots = {"sums": sums, "stats": stats, "proj": g.values(width, scale=2), "step": g.step(d, rows=1)}
     args = {
-        "rows": 1,
         "sessions": 1,
         "kv_heads": d.kv_heads,
         "proj_dim": width,
@@ -249,7 +248,8 @@ def attention_merge(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
 
 
 def attention_tile(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
-    return attention(g, d, c, d.rows, d.live, d.position % 700)._replace(ulps={"y": 1})
+    made = attention(g, d, c, d.rows, d.live, d.position % 700)
+    return made._replace(args={**made.args, "rows": d.rows}, ulps={"y": 1})
 
 
 # Mixture of experts

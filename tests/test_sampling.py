@@ -28,7 +28,7 @@ from lily import SamplingParams
         ("min_p", 1.1, "from 0 to 1"),
         ("presence_penalty", 2.1, "from -2 to 2"),
         ("frequency_penalty", -2.1, "from -2 to 2"),
-        ("repetition_penalty", 0, "above 0"),
+        ("repetition_penalty", 0, "from 0.01 to 100"),
         ("seed", -1, "from 0 to 18446744073709551615"),
         ("seed", 2**64, "from 0 to 18446744073709551615"),
         ("stop", "", "non-empty"),

@@ -354,6 +354,8 @@ def _check_settings(
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise ValueError(f"{name} must be an integer of at least {low}, not {value!r}")
+        if value >= 1 << 32 and name != "memory_limit":
+            raise ValueError(f"{name} must be below 2**32, not {value!r}")
 
 
 def _open(model: str | os.PathLike[str], revision: str | None, progress: Progress | None) -> Checkpoint:

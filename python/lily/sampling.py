@@ -55,7 +55,7 @@ class SamplingParams:
         min_p: Drop tokens less likely than this share of the most likely one; 0 to 1.
         presence_penalty: Subtracted from the logit of every token already produced; -2 to 2.
         frequency_penalty: The same, times the number of occurrences; -2 to 2.
-        repetition_penalty: Divides positive and multiplies negative logits of tokens seen; above 0, 1 is
+        repetition_penalty: Divides positive and multiplies negative logits of tokens seen; 0.01 to 100, 1 is
             none.
         logit_bias: Added to the logits of these token ids, at most 1024; -100 to 100 each.
         seed: 0 to 2**64 - 1; the same seed gives the same tokens. None draws one at random.
@@ -95,7 +95,7 @@ class SamplingParams:
         _check_float("min_p", self.min_p, 0.0, 1.0)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, None, low_open=True)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check_int("seed", self.seed, 0, MAX_SEED)
         _check_bool("ignore_eos", self.ignore_eos)
         _check_bool("logprobs", self.logprobs)

@@ -106,7 +106,7 @@ class Core:
         if found.size > room:
             rest = "" if room == self.context else f", of which {self.context - room} are in use"
             raise ContextFullError(f"the prompt has {found.size} tokens, the context {self.context}{rest}")
-        return np.ascontiguousarray(found, dtype=np.int32)
+        return np.array(found, dtype=np.int32)  # a copy: the caller's array may change
 
     def request(
         self,

@@ -73,9 +73,7 @@ struct matmul2d {
     static_assert(!SHAPE.transpose_left && SHAPE.operation == matmul2d_descriptor::mode::multiply_accumulate);
 
     template <class Left, class Right, class T>
-    auto get_destination_cooperative_tensor() const {
-        return cooperative_tensor<T, SHAPE.m, SHAPE.n, Scope::threads>();
-    }
+    using cooperative_tensor_destination_t = cooperative_tensor<T, SHAPE.m, SHAPE.n, Scope::threads>;
 
     // Each element is one chain of fused or, without the instruction, separately rounded steps in ascending
     // k.

@@ -270,20 +270,35 @@ LILY_INLINE uint4 pack8(const float* v) {
 }
 
 // Row-major; the last product tells how many rows matter, and only those are visited.
-template <uint BM, uint BN, uint SIMDS>
+template <uint BM, uint BN, uint SIMDS, bool PLAIN = false>
 struct tile_acc {
+    static constexpr uint COLUMNS = BN;
     alignas(64) float c[BM * BN];
     uint rows = BM;
 
-    void clear() {
-        for (uint i = 0; i < BM * BN; ++i) c[i] = 0;
-    }
-    LILY_INLINE uint capacity() const { return rows * BN; }
-    LILY_INLINE bool valid(uint) const { return true; }
-    LILY_INLINE uint row(uint i) const { return i / BN; }
-    LILY_INLINE uint col(uint i) const { return i % BN; }
     LILY_INLINE float& operator[](uint i) { return c[i]; }
 };
+
+template <class Acc>
+LILY_INLINE uint tile_capacity(const Acc& acc) {
+    return acc.rows * Acc::COLUMNS;
+}
+template <class Acc>
+LILY_INLINE bool tile_valid(const Acc&, uint) {
+    return true;
+}
+template <class Acc>
+LILY_INLINE uint tile_row(const Acc&, uint i) {
+    return i / Acc::COLUMNS;
+}
+template <class Acc>
+LILY_INLINE uint tile_col(const Acc&, uint i) {
+    return i % Acc::COLUMNS;
+}
+template <class Acc>
+LILY_INLINE void tile_clear(Acc& acc) {
+    for (float& value : acc.c) value = 0;
+}
 
 constexpr uint PANEL = 16;  // columns of the right operand that a register block spans
 #if defined(__AVX512F__) || defined(__AVX2__) || defined(__aarch64__)
@@ -349,7 +364,7 @@ inline void tile_multiply(tile_acc<BM, BN, SIMDS>& acc, const half* a, const hal
 
 // acc += a b; a is [BM][64], b is [64][BN].
 template <uint BM, uint BN, uint SIMDS>
-inline void tile_multiply_plain(tile_acc<BM, BN, SIMDS>& acc, const half* a, const half* b) {
+inline void tile_multiply_plain(tile_acc<BM, BN, SIMDS, true>& acc, const half* a, const half* b) {
     static_assert(BN == TILE_K);
     alignas(64) float left[BM * TILE_K], panel[TILE_K * PANEL];
     widen_rows(left, a, BM);

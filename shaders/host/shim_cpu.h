@@ -330,6 +330,7 @@ inline const char* run_group(uint simds, const ThreadBody& body) {
 #define threadgroup
 #define thread
 #define buffer(n)
+#define UNROLL_TILE
 #define KERNEL(name, simds) static void name
 #define GRID \
     [[maybe_unused]] uint3 group, [[maybe_unused]] uint tid, [[maybe_unused]] uint lane, [[maybe_unused]] uint simd

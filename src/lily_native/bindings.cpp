@@ -9,7 +9,7 @@ namespace py = pybind11;
 namespace lily {
 namespace {
 
-using Ids = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+using Ids = py::array_t<int32_t, py::array::c_style>;  // no silent narrowing
 
 std::span<const int32_t> span_of(const Ids& ids) {
     if (ids.ndim() != 1) throw Error(ErrorKind::kValue, "token ids must be a one-dimensional array");
@@ -110,6 +110,21 @@ void bind_config(py::module_& m) {
         py::arg("device"));
 }
 
+// Destroys without the GIL, because a destructor may wait for a thread that works.
+struct WithoutGil {
+    template <class T>
+    void operator()(T* object) const {
+        if (PyGILState_Check() == 0) {
+            delete object;
+            return;
+        }
+        const py::gil_scoped_release release;
+        delete object;
+    }
+};
+
+using SessionHolder = std::unique_ptr<Session, WithoutGil>;
+
 std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::tuple>& tensors,
                                     const std::string& device, uint32_t context, uint32_t chunk, uint32_t threads,
                                     uint32_t sessions, const py::object& progress) {
@@ -127,12 +142,19 @@ std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::
     const EngineOptions options{
         .device = device, .context = context, .chunk = chunk, .sessions = sessions, .threads = threads};
     const py::gil_scoped_release release;
-    return std::make_shared<Engine>(config, sources, options, report);
+    return {new Engine(config, sources, options, report), WithoutGil()};
 }
 
 py::dict engine_info(Engine& engine) {
+    std::string name;
+    std::vector<std::pair<std::string, std::string>> facts;
+    {
+        const py::gil_scoped_release release;
+        name = engine.device_name();
+        facts = engine.device_info();
+    }
     py::dict info, memory, device;
-    for (const auto& [key, value] : engine.device_info()) device[py::str(key)] = value;
+    for (const auto& [key, value] : facts) device[py::str(key)] = value;
     const MemoryPlan& plan = engine.memory();
     memory["weights"] = plan.weights;
     memory["kv"] = plan.kv;
@@ -140,7 +162,7 @@ py::dict engine_info(Engine& engine) {
     memory["logits"] = plan.logits;
     memory["scratch"] = plan.scratch;
     memory["total"] = plan.total();
-    info["device"] = engine.device_name();
+    info["device"] = name;
     info["device_info"] = device;
     info["memory"] = memory;
     info["context"] = engine.capacity().context;
@@ -158,7 +180,7 @@ void bind_engine(py::module_& m) {
         .def("close", &Engine::close, py::call_guard<py::gil_scoped_release>())
         .def("session", [](const std::shared_ptr<Engine>& engine) {
             const py::gil_scoped_release release;
-            return std::make_unique<Session>(engine);
+            return SessionHolder(new Session(engine));
         });
 }
 
@@ -192,7 +214,7 @@ py::tuple score(Session& session, const Ids& ids, const Ids& targets, uint32_t t
 }
 
 void bind_session(py::module_& m) {
-    py::class_<Session>(m, "Session")
+    py::class_<Session, SessionHolder>(m, "Session")
         .def_property_readonly("position",
                                [](Session& session) {
                                    const py::gil_scoped_release release;

@@ -7,6 +7,7 @@
 #include <limits>
 #include <unordered_map>
 
+#include "thread_pool.h"
 #include "weight_reader.h"
 
 namespace lily {
@@ -82,9 +83,20 @@ void add_jobs(std::vector<ReadJob>& jobs, const TensorTarget& target, const Tens
 
 }  // namespace
 
+// Far beyond any use, and small enough that no product of them wraps.
+constexpr uint32_t kMostContext = 1u << 24, kMostChunk = 1u << 16, kMostSessions = 1u << 12, kMostThreads = 1u << 10;
+
+void check_range(const char* name, uint32_t value, uint32_t least, uint32_t most) {
+    if (value < least || value > most)
+        throw Error(ErrorKind::kValue, std::string(name) + " must be " + std::to_string(least) + " to " +
+                                           std::to_string(most) + ", found " + std::to_string(value));
+}
+
 std::string choose_device(const EngineOptions& options) {
-    if (options.context == 0 || options.chunk == 0 || options.sessions == 0)
-        throw Error(ErrorKind::kValue, "context, prefill_chunk and max_sessions must be positive");
+    check_range("context", options.context, 1, kMostContext);
+    check_range("prefill_chunk", options.chunk, TILE_K, kMostChunk);
+    check_range("max_sessions", options.sessions, 1, kMostSessions);
+    check_range("threads", options.threads, 0, kMostThreads);
     if (options.chunk % TILE_K != 0)
         throw Error(ErrorKind::kValue,
                     "prefill_chunk must be a multiple of 64, found " + std::to_string(options.chunk));
@@ -147,7 +159,7 @@ void Engine::load(const std::vector<TensorSource>& tensors, uint32_t threads, co
         if (added) files.push_back(found->second->path);
         add_jobs(jobs, target, *found->second, file->second, device_->map(target.target.buffer));
     }
-    read_weights(files, std::move(jobs), threads, progress);
+    read_weights(files, std::move(jobs), threads != 0 ? threads : usable_cores(), progress);
     float frequencies[ROTARY_DIM / 2];
     for (uint32_t i = 0; i < ROTARY_DIM / 2; ++i)
         frequencies[i] = static_cast<float>(std::pow(double{model_.config.rope_theta}, -2.0 * i / ROTARY_DIM));
@@ -155,13 +167,14 @@ void Engine::load(const std::vector<TensorSource>& tensors, uint32_t threads, co
 }
 
 void Engine::close() {
+    // A forked child has no worker threads to join, and the mutex may be held by one for ever.
+    if (getpid() != process_) {
+        static_cast<void>(device_.release());
+        return;
+    }
     const std::lock_guard guard(mutex_);
     plans_.clear();
-    // A forked child has no worker threads to join; the parent still uses them.
-    if (getpid() == process_)
-        device_.reset();
-    else
-        static_cast<void>(device_.release());
+    device_.reset();
 }
 
 std::unique_lock<std::mutex> Engine::lock() {
@@ -220,7 +233,7 @@ Pass Engine::prefill_pass(uint32_t rows) const {
 Pass Engine::decode_pass(uint32_t position) const {
     if (position < kOneBlockTokens) return {.decode = true, .rows = 1, .blocks = 1};
     uint32_t blocks = 4;
-    while (blocks * KV_BLOCK <= position) blocks *= 2;
+    while (uint64_t{blocks} * KV_BLOCK <= position) blocks *= 2;
     return {.decode = true, .rows = 1, .blocks = std::min(blocks, model_.capacity.attention_blocks())};
 }
 

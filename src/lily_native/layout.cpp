@@ -152,6 +152,11 @@ void check_config(const Config& c) {
     for (uint32_t count : {c.vocab, c.hidden, c.layers, c.heads, c.kv_heads, c.delta_key_heads, c.delta_value_heads,
                            c.experts, c.experts_used, c.inner, c.shared_inner, c.attention_interval})
         require(count > 0, "the configuration has a count of zero");
+    // Bounds that keep every product of counts below 2^32.
+    require(c.vocab <= 1u << 22 && c.hidden <= 1u << 16 && c.inner <= 1u << 16 && c.shared_inner <= 1u << 16,
+            "a vocabulary above 4,194,304 or a width above 65,536 is not supported");
+    require(std::max({c.layers, c.heads, c.kv_heads, c.delta_key_heads, c.delta_value_heads}) <= 1024,
+            "more than 1,024 layers or heads are not supported");
     for (uint32_t size : {c.vocab, c.hidden, c.inner, c.shared_inner})
         require(size % TILE_N == 0,
                 "vocabulary, hidden and expert sizes must be multiples of 64, found " + std::to_string(size));
@@ -165,10 +170,6 @@ void check_config(const Config& c) {
                 " used per token: at most 512 experts are supported");
     require(std::isfinite(c.rms_eps) && c.rms_eps > 0 && std::isfinite(c.rope_theta) && c.rope_theta > 1,
             "rms_norm_eps must be positive and rope_theta above 1");
-    // Element indices are 32-bit inside a slice.
-    const uint64_t largest = std::max<uint64_t>(uint64_t{c.experts} * 2 * c.inner * c.hidden / QUANT_GROUP,
-                                                uint64_t{c.vocab} * c.hidden / QUANT_GROUP);
-    require(largest < (uint64_t{1} << 31), "a weight matrix is too large for 32-bit indices");
 }
 
 SlotRef Carver::take_bytes(uint64_t bytes) {

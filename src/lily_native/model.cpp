@@ -84,9 +84,8 @@ void encode_attention(Recorder& run, const Model& m, const Pass& pass, uint32_t 
     const LayerWeights& w = m.weights.layers[layer];
     const LayerState& carried = s.layers[layer];
     const uint32_t rows = pass.rows, width = w.attention.in.n, pages = m.capacity.pages();
-    const k::attention_args args{.rows = rows, .sessions = m.capacity.sessions, .kv_heads = c.kv_heads,
-                                 .proj_dim = width, .pages = pages, .session_pages = m.capacity.session_pages(),
-                                 .blocks = pass.blocks};
+    const k::attention_args args{.sessions = m.capacity.sessions, .kv_heads = c.kv_heads, .proj_dim = width,
+                                 .pages = pages, .session_pages = m.capacity.session_pages(), .blocks = pass.blocks};
     run.scope("attention", static_cast<int>(layer));
     run(k::rms_norm{.x = s.x, .w = w.norm_in, .step = s.step, .y = s.h,
                     .args = {.rows = rows, .dim = c.hidden, .eps = c.rms_eps}});
@@ -99,7 +98,9 @@ void encode_attention(Recorder& run, const Model& m, const Pass& pass, uint32_t 
                                .eps = c.rms_eps}});
     if (!pass.decode) {
         run(k::attention_tile{.q = s.q, .proj = s.proj, .k_cache = carried.k_cache, .v_cache = carried.v_cache,
-                              .page_table = s.page_table, .step = s.step, .y = s.mixer, .args = args,
+                              .page_table = s.page_table, .step = s.step, .y = s.mixer,
+                              .args = {.rows = rows, .sessions = args.sessions, .kv_heads = c.kv_heads,
+                                       .proj_dim = width, .pages = pages, .session_pages = args.session_pages},
                               .consts = {.GROUP = c.group(), .BM = 32}});
     } else if (pass.blocks == 1) {
         run(k::attention_decode{.q = s.q, .proj = s.proj, .k_cache = carried.k_cache, .v_cache = carried.v_cache,

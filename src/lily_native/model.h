@@ -58,6 +58,11 @@ public:
     explicit Carver(uint64_t limit, std::vector<BufferId> buffers = {}) : limit_(limit), buffers_(std::move(buffers)) {}
     template <class T>
     Slot<T> take(uint64_t count) {
+        // Shaders index with 32 bits inside a slice.
+        if (count > UINT32_MAX)
+            throw Error(ErrorKind::kUnsupported, "an array of " + std::to_string(count) +
+                                                     " elements is beyond 32-bit indices; lower context, "
+                                                     "prefill_chunk or max_sessions");
         const SlotRef ref = take_bytes(count * sizeof(T));
         return {ref.buffer, ref.offset, count};
     }

@@ -1,5 +1,7 @@
 #include "session.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 
@@ -8,6 +10,13 @@ namespace {
 
 uint32_t previous_generation(uint32_t generation) {
     return (generation + GENERATIONS - 1) % GENERATIONS;
+}
+
+// Plans exist for a few numbers of top log probabilities only, so that their number is bounded.
+uint32_t recorded_top(uint32_t top) {
+    for (uint32_t made : {0u, 1u, 8u, 32u})
+        if (top <= made) return made;
+    return kMaxTop;
 }
 
 Sampling greedy() {
@@ -41,6 +50,8 @@ Session::~Session() {
 }
 
 void Session::close() {
+    // In a forked child the mutex may be held for ever by a thread that does not exist there.
+    if (getpid() != engine_->process_) return;
     const std::lock_guard guard(engine_->mutex_);
     if (!index_) return;
     release_pages();
@@ -139,42 +150,59 @@ void Session::feed(std::span<const int32_t> ids, const Plan& plan) {
     counts_valid_ = false;
 }
 
-uint32_t Session::prefill(std::span<const int32_t> ids) {
+uint32_t Session::prefill(std::span<const int32_t> given) {
     const auto guard = lock();
+    check_room(given.size());
+    const uint32_t taken = chunk_of(given.size());
+    const std::vector<int32_t> owned(given.begin(), given.begin() + taken);  // the caller's may change meanwhile
+    const std::span<const int32_t> ids(owned);
     check_ids(ids);
-    check_room(ids.size());
-    const uint32_t taken = chunk_of(ids.size());
     // The rows past the last multiple of 64 always go alone, whatever came before them in the same chunk.
     const size_t end = tokens_.size() + taken, whole = std::max(end / TILE_K * TILE_K, tokens_.size());
     const size_t first = whole - tokens_.size();
     if (first > 0) feed(ids.first(first), engine_->body(engine_->prefill_pass(static_cast<uint32_t>(first))));
-    if (taken > first)
-        feed(ids.subspan(first, taken - first),
-             engine_->body(engine_->prefill_pass(static_cast<uint32_t>(taken - first))));
+    if (taken == first) return taken;
+    try {
+        feed(ids.subspan(first), engine_->body(engine_->prefill_pass(static_cast<uint32_t>(taken - first))));
+    } catch (const Error&) {
+        if (first == 0) throw;
+        return static_cast<uint32_t>(first);  // these are in; the next call meets the error with nothing done
+    }
     return taken;
 }
 
-Scores Session::score(std::span<const int32_t> ids, std::span<const int32_t> targets, uint32_t top) {
+Scores Session::score(std::span<const int32_t> given, std::span<const int32_t> targets, uint32_t top) {
     const auto guard = lock();
-    check_ids(ids);
-    check_ids(targets);
-    check_room(ids.size());
-    if (targets.size() != ids.size()) throw Error(ErrorKind::kValue, "as many targets as ids are needed");
+    check_room(given.size());
+    if (targets.size() != given.size()) throw Error(ErrorKind::kValue, "as many targets as ids are needed");
     if (top > std::min(kMaxTop, engine_->config().vocab))
         throw Error(ErrorKind::kValue, "at most " + std::to_string(kMaxTop) + " top log probabilities");
     const State& s = engine_->model_.state;
     Scores scores;
-    scores.taken = chunk_of(ids.size());
-    const std::vector<uint32_t> expected(targets.begin(), targets.begin() + scores.taken);
-    engine_->write<uint32_t>(s.targets, expected);
-    feed(ids.first(scores.taken), engine_->score(scores.taken, top));
+    scores.taken = chunk_of(given.size());
+    // Copies: the caller's arrays may change meanwhile.
+    const std::vector<int32_t> ids(given.begin(), given.begin() + scores.taken);
+    const std::vector<int32_t> expected(targets.begin(), targets.begin() + scores.taken);
+    check_ids(ids);
+    check_ids(expected);
+    engine_->write<uint32_t>(s.targets, std::vector<uint32_t>(expected.begin(), expected.end()));
+    const uint32_t made = recorded_top(top);
+    feed(ids, engine_->score(scores.taken, made));
     scores.logprobs.resize(scores.taken);
-    scores.top_ids.resize(uint64_t{scores.taken} * top);
-    scores.top_logprobs.resize(uint64_t{scores.taken} * top);
     engine_->read<float>(s.logprobs, scores.logprobs);
-    engine_->read<uint32_t>(s.top_ids, scores.top_ids);
-    engine_->read<float>(s.top_logprobs, scores.top_logprobs);
+    scores.top_ids = read_columns(s.top_ids, scores.taken, made, top);
+    scores.top_logprobs = read_columns(s.top_logprobs, scores.taken, made, top);
     return scores;
+}
+
+// Row-major [rows, made] on the device; the first `top` columns of it.
+template <class T>
+std::vector<T> Session::read_columns(Slot<T> slot, uint32_t rows, uint32_t made, uint32_t top) {
+    std::vector<T> all(uint64_t{rows} * made), cut;
+    engine_->read<T>(slot, all);
+    cut.reserve(uint64_t{rows} * top);
+    for (uint32_t r = 0; r < rows; ++r) cut.insert(cut.end(), all.begin() + r * made, all.begin() + r * made + top);
+    return cut;
 }
 
 bool Session::penalised() const {
@@ -267,9 +295,10 @@ std::vector<Picked> Session::top(uint32_t k) {
     if (k > std::min(kMaxTop, engine_->config().vocab))
         throw Error(ErrorKind::kValue, "at most " + std::to_string(kMaxTop) + " top log probabilities");
     const Slot<float> from = logits_slot();
-    const std::string key = "top " + std::to_string(from.offset) + " " + std::to_string(k);
+    const uint32_t made = recorded_top(k);
+    const std::string key = "top " + std::to_string(from.offset) + " " + std::to_string(made);
     write_step(0, 1, 0, NO_TOKEN);
-    engine_->run(engine_->prepared(key, [&] { return record_top(engine_->model_, from, k); }));
+    engine_->run(engine_->prepared(key, [&] { return record_top(engine_->model_, from, made); }));
     std::vector<uint32_t> ids(k);
     std::vector<float> logprobs(k);
     engine_->read<uint32_t>(engine_->model_.state.top_ids, ids);

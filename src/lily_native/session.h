@@ -69,6 +69,8 @@ private:
     bool penalised() const;
     Tail tail_kind() const;
     Slot<float> logits_slot() const;
+    template <class T>
+    std::vector<T> read_columns(Slot<T> slot, uint32_t rows, uint32_t made, uint32_t top);
 
     std::shared_ptr<Engine> engine_;
     std::optional<uint32_t> index_;  // row of the pools; none once closed

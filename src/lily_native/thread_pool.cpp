@@ -9,6 +9,8 @@
 #include <set>
 #include <string>
 #include <utility>
+
+#include "error.h"
 #if defined(__linux__)
 #include <sched.h>
 #elif defined(__APPLE__)
@@ -91,17 +93,28 @@ uint32_t usable_cores() {
 }
 
 ThreadPool::ThreadPool(uint32_t threads) : owner_(getpid()) {
-    threads_.reserve(std::max(1u, threads) - 1);
-    for (uint32_t i = 1; i < threads; ++i) threads_.emplace_back([this] { work(); });
+    try {
+        for (uint32_t i = 1; i < threads; ++i) threads_.emplace_back([this] { work(); });
+    } catch (const std::exception& reason) {  // a limit on processes or memory
+        const size_t started = threads_.size();
+        stop();
+        throw Error(ErrorKind::kOutOfMemory, "cannot start " + std::to_string(threads) + " threads, only " +
+                                                 std::to_string(started + 1) + ": " + reason.what());
+    }
 }
 
 ThreadPool::~ThreadPool() {
+    stop();
+}
+
+void ThreadPool::stop() {
     {
         const std::lock_guard lock(mutex_);
         stop_.store(true);
     }
     work_ready_.notify_all();
     for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
 }
 
 bool ThreadPool::usable() const {

@@ -38,6 +38,7 @@ public:
     void run(uint32_t chunks, Task task, void* context);
 
 private:
+    void stop();
     bool claim(uint32_t& chunk);
     void execute(uint32_t chunk) noexcept;
     void work();

@@ -1,0 +1,126 @@
+"""The engine under hostile circumstances: limits, fork, arrays that change, numbers out of any range."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from lily import Engine, LilyError, OutOfMemoryError
+
+IDS = [(i * 7919) % 4000 for i in range(200)]
+
+
+@pytest.mark.parametrize("name", ["context", "prefill_chunk", "max_sessions", "threads"])
+@pytest.mark.parametrize("value", [(1 << 32) - 64, 1 << 33])
+def test_open__absurd_sizes_are_refused(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=name):
+        Engine("demo", **{name: value})  # type: ignore[arg-type]
+
+
+def test_open__more_than_indices_reach_is_refused_before_loading() -> None:
+    with pytest.raises(LilyError, match="32-bit indices"):
+        Engine.plan_memory("demo", context=1 << 24, max_sessions=1 << 10)
+
+
+def test_open__threads_that_cannot_start() -> None:
+    code = """
+import resource
+from lily import Engine, OutOfMemoryError
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+try:
+    Engine("demo", threads=1000)
+except OutOfMemoryError as error:
+    print("refused:", error)
+print("alive")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "refused: cannot start 1000 threads" in result.stdout
+    assert "alive" in result.stdout
+
+
+def test_prefill__ids_are_copied(engine: Engine) -> None:
+    ids = np.array(IDS, dtype=np.int32)
+    with engine.session() as expected, engine.session() as session:
+        list(expected.prefill(IDS))
+        progress = session.prefill(ids)
+        ids[:] = -1
+        list(progress)
+        np.testing.assert_array_equal(session.logits, expected.logits)
+
+
+def test_native__wide_or_fractional_ids_are_not_narrowed(device: str) -> None:
+    from lily import _native
+    from lily.checkpoint import DEMO, open_checkpoint
+
+    checkpoint = open_checkpoint(DEMO)
+    engine = _native.Engine(
+        _native.Config(**checkpoint.config),
+        checkpoint.tensors,
+        device=device,
+        context=64,
+        prefill_chunk=64,
+        threads=1,
+        max_sessions=1,
+        progress=None,
+    )
+    session = engine.session()
+    for wrong in (np.array([2**32 + 5]), np.array([3.7])):
+        with pytest.raises(TypeError):
+            session.prefill(wrong)
+    for wrong in (np.array([-1], np.int32), np.array([4096], np.int32), np.array([], np.int32)):
+        with pytest.raises(ValueError, match="token id"):
+            session.prefill(wrong)
+    engine.close()
+
+
+def test_score__fewer_top_tokens_are_the_first_of_more(engine: Engine) -> None:
+    many = engine.score(IDS[:70], top_logprobs=20)
+    for top in (0, 1, 3, 8, 9):
+        few = engine.score(IDS[:70], top_logprobs=top)
+        np.testing.assert_array_equal(few.logprobs, many.logprobs)
+        np.testing.assert_array_equal(few.top_ids, many.top_ids[:, :top])
+        np.testing.assert_array_equal(few.top_logprobs, many.top_logprobs[:, :top])
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_fork__child_is_refused_and_can_clean_up(device: str) -> None:
+    """Also when another thread of the parent was inside the engine at the moment of the fork."""
+    with Engine("demo", device=device, context=512, prefill_chunk=64) as engine:
+        session, busy = engine.session(), engine.session()
+        list(busy.prefill(IDS[:8]))
+        stop = threading.Event()
+
+        def work() -> None:
+            while not stop.is_set() and busy.position < 400:
+                list(busy.step(max_tokens=1))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        children = [os.fork() for _ in range(1)]
+        if 0 in children:
+            signal.alarm(20)  # a child that hangs is killed, and the parent sees it
+            try:
+                session.prefill(IDS)
+                os._exit(3)
+            except LilyError:
+                session.close()
+                del session
+                engine.close()
+                os._exit(0)
+        _, status = os.waitpid(children[0], 0)
+        stop.set()
+        thread.join()
+        assert os.WIFEXITED(status)
+        assert os.WEXITSTATUS(status) == 0
+
+
+def test_memory_limit__is_a_typed_error() -> None:
+    with pytest.raises(OutOfMemoryError, match="memory_limit"):
+        Engine("demo", memory_limit=1 << 20)
