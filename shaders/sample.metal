@@ -4,10 +4,10 @@
 //   l -> (l > 0 ? l / repetition : l * repetition) if seen;  l -= frequency * n + presence * (n > 0);  l += bias
 //   p = softmax(l / temperature)
 // The probabilities become integers, mass = floor(p * 2^31): sums are then exact and in any order the same. Kept are
-// the tokens whose mass is at least the largest of: the top_k-th mass, the mass at which the kept mass reaches top_p
-// of what top-k left, min_p times the largest mass. Equal masses stay or go together. The draw takes the first token,
-// in order of ids, whose running sum of kept masses exceeds u * total, u from Philox 4x32-10 with key `seed` and
-// counter `position`. Reference: transformers generation/logits_process.py; Salmon et al., Parallel random numbers: as
+// the tokens whose adjusted logit is at least the top_k-th one, and whose mass is at least the one at which the kept
+// mass reaches top_p of what top-k left, and at least min_p times the largest. Equal ones stay or go together. The draw
+// takes the first token, in order of ids, whose running sum of kept masses exceeds u * total, u from Philox 4x32-10
+// with key `seed` and counter `position`. Reference: transformers generation/logits_process.py; Salmon et al., Parallel random numbers: as
 // easy as 1, 2, 3 (2011).
 #include "reduce.h"
 
@@ -152,20 +152,37 @@ inline uint philox(uint key0, uint key1, uint counter) {
     return c[0];
 }
 
-// The largest mass m such that the sum of weights of masses >= m reaches `goal`, where the weight is 1 or the mass
-// itself; masses below `least` do not count. A radix search, eight bits at a time from the top; bins has 256
-// values. The total weight must reach the goal.
-template <uint THREADS>
-inline uint select_mass(device const uint* mass, uint vocab, uint least, bool by_mass, uint goal,
-                        threadgroup atomic_uint* bins, uint tid) {
+// What top-k, top-p and min-p leave: tokens whose logit and mass are at least these.
+struct sample_floor {
+    uint logit;  // as ordered() tells it
+    uint mass;
+};
+
+// An unsigned integer whose order is that of the floats.
+inline uint ordered(float v) {
+    const uint bits = as_type<uint>(v);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// A token's mass, or 0 if it is not left.
+inline uint kept_at(device const uint* mass, device const float* adjusted, uint i, sample_floor least) {
+    return mass[i] >= least.mass && ordered(adjusted[i]) >= least.logit ? mass[i] : 0;
+}
+
+// The largest v such that the tokens of value >= v weigh at least `goal`. With COUNT the value is the logit, as
+// ordered() tells it, and every token weighs 1; else value and weight are the mass that is left. A radix search, eight
+// bits at a time from the top; bins has 256 values. All tokens together must reach the goal.
+template <uint THREADS, bool COUNT>
+inline uint select_value(device const uint* mass, device const float* adjusted, uint vocab, sample_floor least,
+                         uint goal, threadgroup atomic_uint* bins, uint tid) {
     uint prefix = 0, wanted = goal;
     for (int shift = 24; shift >= 0; shift -= 8) {
         for (uint b = tid; b < 256; b += THREADS) atomic_store_explicit(&bins[b], 0u, memory_order_relaxed);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = tid; i < vocab; i += THREADS) {
-            const uint m = mass[i];
-            if (m >= least && (shift == 24 || m >> (shift + 8) == prefix >> (shift + 8)))
-                atomic_fetch_add_explicit(&bins[(m >> shift) & 255], by_mass ? m : 1u, memory_order_relaxed);
+            const uint v = COUNT ? ordered(adjusted[i]) : kept_at(mass, adjusted, i, least);
+            if (shift == 24 || v >> (shift + 8) == prefix >> (shift + 8))
+                atomic_fetch_add_explicit(&bins[(v >> shift) & 255], COUNT ? 1u : v, memory_order_relaxed);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         uint digit = 255, above = 0;
@@ -181,14 +198,15 @@ inline uint select_mass(device const uint* mass, uint vocab, uint least, bool by
     return prefix;
 }
 
-// Sum of the masses at least `least`, and the largest mass, over the threadgroup.
+// Sum and largest of the masses that are left, over the threadgroup.
 template <uint SIMDS>
-inline uint2 kept_mass(device const uint* mass, uint vocab, uint least, threadgroup uint* part, uint tid, uint lane,
-                       uint simd) {
+inline uint2 kept_mass(device const uint* mass, device const float* adjusted, uint vocab, sample_floor least,
+                       threadgroup uint* part, uint tid, uint lane, uint simd) {
     uint sum = 0, most = 0;
     for (uint i = tid; i < vocab; i += SIMDS * SIMD_WIDTH) {
-        sum += mass[i] >= least ? mass[i] : 0;
-        most = max(most, mass[i]);
+        const uint m = kept_at(mass, adjusted, i, least);
+        sum += m;
+        most = max(most, m);
     }
     sum = simd_sum(sum);
     most = simd_max(most);
@@ -212,15 +230,16 @@ inline uint2 kept_mass(device const uint* mass, uint vocab, uint least, threadgr
 //   bytes: logits = 4
 //   used: encode_tail
 KERNEL(sample_pick, 8)(
-    device const uint*         mass    [[buffer(0)]],  // [vocab]
-    device const float*        logits  [[buffer(1)]],  // [sessions, GENERATIONS, vocab]
-    device const float*        stats   [[buffer(2)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 2]
-    device const uint*         indices [[buffer(3)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK]
-    device const SampleParams* params  [[buffer(4)]],  // [sessions]
-    device StepState*          step    [[buffer(5)]],  // [1]
-    device uint*               tokens  [[buffer(6)]],  // [1]
-    device uint*               ring    [[buffer(7)]],  // [TOKEN_RING, 2]
-    constant sample_args&      args    [[buffer(8)]],
+    device const uint*         mass     [[buffer(0)]],  // [vocab]
+    device const float*        adjusted [[buffer(1)]],  // [vocab]
+    device const float*        logits   [[buffer(2)]],  // [sessions, GENERATIONS, vocab]
+    device const float*        stats    [[buffer(3)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 2]
+    device const uint*         indices  [[buffer(4)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK]
+    device const SampleParams* params   [[buffer(5)]],  // [sessions]
+    device StepState*          step     [[buffer(6)]],  // [1]
+    device uint*               tokens   [[buffer(7)]],  // [1]
+    device uint*               ring     [[buffer(8)]],  // [TOKEN_RING, 2]
+    constant sample_args&      args     [[buffer(9)]],
     GRID)
 {
     constexpr uint SIMDS = simdgroups(8), THREADS = SIMDS * SIMD_WIDTH;
@@ -231,19 +250,22 @@ KERNEL(sample_pick, 8)(
     device const SampleParams* p = params + step->session;
     const uint vocab = args.vocab, top_k = p->top_k;
     const float top_p = p->top_p, min_p = p->min_p;
-    uint least = 1;
-    if (top_k > 0 && top_k < vocab) least = max(least, select_mass<THREADS>(mass, vocab, 0, false, top_k, bins, tid));
-    const uint2 left = kept_mass<SIMDS>(mass, vocab, least, part, tid, lane, simd);
+    sample_floor least;
+    least.logit = 0;
+    least.mass = 1;
+    if (top_k > 0 && top_k < vocab)
+        least.logit = select_value<THREADS, true>(mass, adjusted, vocab, least, top_k, bins, tid);
+    const uint2 left = kept_mass<SIMDS>(mass, adjusted, vocab, least, part, tid, lane, simd);
     if (top_p < 1) {
         const uint goal = min(max(uint(top_p * float(left[0])), 1u), left[0]);
-        least = max(least, select_mass<THREADS>(mass, vocab, least, true, goal, bins, tid));
+        least.mass = max(1u, select_value<THREADS, false>(mass, adjusted, vocab, least, goal, bins, tid));
     }
-    least = max(least, uint(min_p * float(left[1])));
-    const uint total = kept_mass<SIMDS>(mass, vocab, least, part, tid, lane, simd)[0];
+    least.mass = max(least.mass, min(uint(min_p * float(left[1])), left[1]));  // fp32 may round up
+    const uint total = kept_mass<SIMDS>(mass, adjusted, vocab, least, part, tid, lane, simd)[0];
     // Each thread owns a run of ids; the first run whose running sum exceeds the draw holds the token.
     const uint run = (vocab + THREADS - 1) / THREADS, first = min(tid * run, vocab), last = min(first + run, vocab);
     uint sum = 0;
-    for (uint i = first; i < last; i++) sum += mass[i] >= least ? mass[i] : 0;
+    for (uint i = first; i < last; i++) sum += kept_at(mass, adjusted, i, least);
     sums[tid] = sum;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (tid == 0) {
@@ -251,7 +273,7 @@ KERNEL(sample_pick, 8)(
         while (t + 1 < THREADS && sums[t] <= draw) draw -= sums[t++];
         uint token = min(t * run, vocab - 1);
         for (uint i = token; i < vocab; i++) {
-            const uint m = mass[i] >= least ? mass[i] : 0;
+            const uint m = kept_at(mass, adjusted, i, least);
             token = i;
             if (m > draw) break;
             draw -= m;

@@ -144,17 +144,16 @@ def philox(key: tuple[int, int], counter: int) -> int:
 
 
 def sample_pick(s: Slots, a: Any, c: Any) -> dict[str, Out]:
-    p, mass = s.params[s.step.session], s.mass
-    least = 1
+    p, mass, least = s.params[s.step.session], s.mass, 1
     if 0 < p.top_k < a.vocab:
-        least = max(least, int(np.sort(mass)[-p.top_k]))
+        mass = np.where(s.adjusted >= np.sort(s.adjusted)[-p.top_k], mass, 0)
     left = mass[mass >= least]
     if p.top_p < 1:
         # Thresholds are products of two fp32 numbers, in fp32.
         goal = min(max(int(np.float32(p.top_p) * np.float32(left.sum())), 1), int(left.sum()))
         largest_first = np.sort(left)[::-1]
         least = max(least, int(largest_first[np.searchsorted(np.cumsum(largest_first), goal)]))
-    least = max(least, int(np.float32(p.min_p) * np.float32(mass.max())))
+    least = max(least, min(int(np.float32(p.min_p) * np.float32(mass.max())), int(mass.max())))
     running = np.cumsum(np.where(mass >= least, mass, 0))
     draw = philox((p.seed_low, p.seed_high), s.step.position + s.step.rows) * int(running[-1]) >> 32
     return finished(s, int(np.searchsorted(running, draw, side="right")))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def test_fork__child_is_refused_and_can_clean_up(device: str) -> None:
         if 0 in children:
             signal.alarm(20)  # a child that hangs is killed, and the parent sees it
             try:
-                session.prefill(IDS)
+                list(session.prefill(IDS))
                 os._exit(3)
             except LilyError:
                 session.close()
@@ -124,3 +125,62 @@ def test_fork__child_is_refused_and_can_clean_up(device: str) -> None:
 def test_memory_limit__is_a_typed_error() -> None:
     with pytest.raises(OutOfMemoryError, match="memory_limit"):
         Engine("demo", memory_limit=1 << 20)
+
+
+@pytest.mark.parametrize(
+    "call", ["generate('Once', max_tokens=3000, ignore_eos=True)", "step()", "score(list(range(3000)))"]
+)
+def test_exit__with_a_daemon_thread_at_work(call: str) -> None:
+    """The interpreter ends threads that come back from native code; the process keeps its own exit status."""
+    code = f"""
+import sys, threading, time
+from lily import Engine
+engine = Engine("demo")
+list(engine.prefill("Once"))
+threading.Thread(target=lambda: [None for _ in [engine.{call}] for _ in _], daemon=True).start()
+time.sleep(0.3)
+sys.exit(5)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 5, result.stderr
+    assert not result.stderr
+
+
+@pytest.mark.timing
+def test_info__does_not_wait_for_a_prompt(engine: Engine) -> None:
+    with Engine("demo", context=4096) as busy, busy.session() as session:
+        thread = threading.Thread(target=lambda: list(session.prefill(IDS * 10)))
+        thread.start()
+        time.sleep(0.05)
+        start = time.perf_counter()
+        busy.info()
+        assert session.position in (0, 1984, 2000)
+        waited = time.perf_counter() - start
+        thread.join()
+    assert waited < 0.1
+
+
+def test_sessions__all_in_use(device: str) -> None:
+    with Engine("demo", device=device, context=64, max_sessions=2) as engine:
+        sessions = [engine.session(), engine.session()]
+        with pytest.raises(LilyError, match="all 2 sessions are in use"):
+            engine.session()
+        sessions.pop()  # dropping one is enough
+        engine.session()
+
+
+def test_sampling__top_k_holds_at_any_temperature(engine: Engine) -> None:
+    """At 1e8 all probabilities are equal in fp32, but top-k asks for the order of the logits."""
+    with engine.session() as session:
+        list(session.prefill(IDS[:20]))
+        for temperature in (1.0, 1e4, 1e8):
+            best = set(np.argsort(-session.logits)[:5].tolist())
+            seed = int(temperature)
+            (token,) = session.step(1, temperature=temperature, top_k=5, seed=seed)
+            assert token.id in best
+            first = int(session.logits.argmax())
+            (token,) = session.step(1, temperature=temperature, top_k=1, seed=seed)
+            assert token.id == first
+            first = int(session.logits.argmax())
+            (token,) = session.step(1, temperature=0.5, min_p=1.0, seed=seed)
+            assert token.id == first

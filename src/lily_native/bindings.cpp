@@ -1,6 +1,10 @@
 // The Python module lily._native: argument conversion, GIL release, exception map. No logic.
 #include "bindings.h"
 
+#include <cxxabi.h>
+
+#include <optional>
+
 #include "engine.h"
 #include "session.h"
 
@@ -25,6 +29,32 @@ py::array_t<T> array_of(const std::vector<T>& values, std::vector<py::ssize_t> s
 
 py::array_t<int32_t> ids_of(const std::vector<uint32_t>& ids, std::vector<py::ssize_t> shape) {
     return array_of(std::vector<int32_t>(ids.begin(), ids.end()), std::move(shape));
+}
+
+// Runs `work` without the GIL. This is no scope guard: taking the GIL back ends the thread when the interpreter is
+// shutting down, and a thread that ends inside a destructor takes the process with it.
+template <class Work>
+auto without_gil(Work&& work) {
+    using Result = std::invoke_result_t<Work>;
+    struct Nothing {};
+    std::optional<std::conditional_t<std::is_void_v<Result>, Nothing, Result>> result;
+    std::exception_ptr error;
+    PyThreadState* const state = PyEval_SaveThread();
+    try {
+        if constexpr (std::is_void_v<Result>)
+            work();
+        else
+            result.emplace(work());
+#ifdef __GLIBCXX__
+    } catch (const abi::__forced_unwind&) {
+        throw;
+#endif
+    } catch (...) {
+        error = std::current_exception();
+    }
+    PyEval_RestoreThread(state);
+    if (error) std::rethrow_exception(error);
+    if constexpr (!std::is_void_v<Result>) return std::move(*result);
 }
 
 // The class of lily.errors for each kind. Looked up when something is thrown, so that importing the module stays cheap.
@@ -110,21 +140,6 @@ void bind_config(py::module_& m) {
         py::arg("device"));
 }
 
-// Destroys without the GIL, because a destructor may wait for a thread that works.
-struct WithoutGil {
-    template <class T>
-    void operator()(T* object) const {
-        if (PyGILState_Check() == 0) {
-            delete object;
-            return;
-        }
-        const py::gil_scoped_release release;
-        delete object;
-    }
-};
-
-using SessionHolder = std::unique_ptr<Session, WithoutGil>;
-
 std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::tuple>& tensors,
                                     const std::string& device, uint32_t context, uint32_t chunk, uint32_t threads,
                                     uint32_t sessions, const py::object& progress) {
@@ -141,20 +156,12 @@ std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::
     };
     const EngineOptions options{
         .device = device, .context = context, .chunk = chunk, .sessions = sessions, .threads = threads};
-    const py::gil_scoped_release release;
-    return {new Engine(config, sources, options, report), WithoutGil()};
+    return without_gil([&] { return std::make_shared<Engine>(config, sources, options, report); });
 }
 
 py::dict engine_info(Engine& engine) {
-    std::string name;
-    std::vector<std::pair<std::string, std::string>> facts;
-    {
-        const py::gil_scoped_release release;
-        name = engine.device_name();
-        facts = engine.device_info();
-    }
     py::dict info, memory, device;
-    for (const auto& [key, value] : facts) device[py::str(key)] = value;
+    for (const auto& [key, value] : engine.device_info()) device[py::str(key)] = value;
     const MemoryPlan& plan = engine.memory();
     memory["weights"] = plan.weights;
     memory["kv"] = plan.kv;
@@ -162,7 +169,7 @@ py::dict engine_info(Engine& engine) {
     memory["logits"] = plan.logits;
     memory["scratch"] = plan.scratch;
     memory["total"] = plan.total();
-    info["device"] = name;
+    info["device"] = engine.device_name();
     info["device_info"] = device;
     info["memory"] = memory;
     info["context"] = engine.capacity().context;
@@ -177,10 +184,9 @@ void bind_engine(py::module_& m) {
              py::arg("context"), py::arg("prefill_chunk"), py::arg("threads"), py::arg("max_sessions"),
              py::arg("progress") = py::none())
         .def("info", &engine_info)
-        .def("close", &Engine::close, py::call_guard<py::gil_scoped_release>())
+        .def("close", [](Engine& engine) { without_gil([&] { engine.close(); }); })
         .def("session", [](const std::shared_ptr<Engine>& engine) {
-            const py::gil_scoped_release release;
-            return SessionHolder(new Session(engine));
+            return without_gil([&] { return std::make_unique<Session>(engine); });
         });
 }
 
@@ -197,36 +203,26 @@ void set_sampling(Session& session, float temperature, uint32_t top_k, float top
                                        .seed_high = static_cast<uint32_t>(seed >> 32),
                                        .bias_count = 0},
                             .bias = {bias.begin(), bias.end()}};
-    const py::gil_scoped_release release;
-    session.set_sampling(sampling);
+    without_gil([&] { session.set_sampling(sampling); });
 }
 
 py::tuple score(Session& session, const Ids& ids, const Ids& targets, uint32_t top) {
     const auto from = span_of(ids), to = span_of(targets);
-    Scores scores;
-    {
-        const py::gil_scoped_release release;
-        scores = session.score(from, to, top);
-    }
+    const Scores scores = without_gil([&] { return session.score(from, to, top); });
     const auto taken = static_cast<py::ssize_t>(scores.taken), columns = static_cast<py::ssize_t>(top);
     return py::make_tuple(scores.taken, array_of(scores.logprobs, {taken}), ids_of(scores.top_ids, {taken, columns}),
                           array_of(scores.top_logprobs, {taken, columns}));
 }
 
 void bind_session(py::module_& m) {
-    py::class_<Session, SessionHolder>(m, "Session")
-        .def_property_readonly("position",
-                               [](Session& session) {
-                                   const py::gil_scoped_release release;
-                                   return session.position();
-                               })
-        .def("reset", &Session::reset, py::call_guard<py::gil_scoped_release>())
-        .def("close", &Session::close, py::call_guard<py::gil_scoped_release>())
+    py::class_<Session>(m, "Session")
+        .def_property_readonly("position", &Session::position)
+        .def("reset", [](Session& session) { without_gil([&] { session.reset(); }); })
+        .def("close", [](Session& session) { without_gil([&] { session.close(); }); })
         .def("prefill",
              [](Session& session, const Ids& ids) {
                  const auto from = span_of(ids);
-                 const py::gil_scoped_release release;
-                 return session.prefill(from);
+                 return without_gil([&] { return session.prefill(from); });
              })
         .def("score", &score, py::arg("ids"), py::arg("targets"), py::arg("top"))
         .def("set_sampling", &set_sampling, py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
@@ -234,28 +230,16 @@ void bind_session(py::module_& m) {
              py::arg("seed"), py::arg("logit_bias"))
         .def("step",
              [](Session& session) {
-                 Picked picked;
-                 {
-                     const py::gil_scoped_release release;
-                     picked = session.step();
-                 }
+                 const Picked picked = without_gil([&] { return session.step(); });
                  return py::make_tuple(picked.token, picked.logprob);
              })
         .def("logits",
              [](Session& session) {
-                 std::vector<float> values;
-                 {
-                     const py::gil_scoped_release release;
-                     values = session.logits();
-                 }
+                 const std::vector<float> values = without_gil([&] { return session.logits(); });
                  return array_of(values, {static_cast<py::ssize_t>(values.size())});
              })
         .def("top_logprobs", [](Session& session, uint32_t k) {
-            std::vector<Picked> top;
-            {
-                const py::gil_scoped_release release;
-                top = session.top(k);
-            }
+            const std::vector<Picked> top = without_gil([&] { return session.top(k); });
             py::array_t<int32_t> ids(k);
             py::array_t<float> logprobs(k);
             for (uint32_t i = 0; i < k; ++i) {

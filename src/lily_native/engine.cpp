@@ -118,6 +118,8 @@ Engine::Engine(const Config& config, const std::vector<TensorSource>& tensors, c
     : process_(getpid()) {
     check_config(config);
     device_ = make_cpu_device(device_width(choose_device(options)), options.threads);
+    device_name_ = device_->name();
+    device_info_ = device_->info();
     model_.config = config;
     model_.capacity = capacity_of(options, device_->tile_rows());
     allocate();
@@ -183,16 +185,6 @@ std::unique_lock<std::mutex> Engine::lock() {
     std::unique_lock guard(mutex_);
     if (!device_) throw Error(ErrorKind::kLogic, "the engine is closed");
     return guard;
-}
-
-std::string Engine::device_name() {
-    const auto guard = lock();
-    return device_->name();
-}
-
-std::vector<std::pair<std::string, std::string>> Engine::device_info() {
-    const auto guard = lock();
-    return device_->info();
 }
 
 const Plan& Engine::prepared(const std::string& key, const std::function<Plan()>& record) {

@@ -66,8 +66,8 @@ public:
     const Config& config() const { return model_.config; }
     const Capacity& capacity() const { return model_.capacity; }
     const MemoryPlan& memory() const { return memory_; }
-    std::string device_name();
-    std::vector<std::pair<std::string, std::string>> device_info();
+    const std::string& device_name() const { return device_name_; }
+    const std::vector<std::pair<std::string, std::string>>& device_info() const { return device_info_; }
 
 private:
     friend class Session;
@@ -98,7 +98,10 @@ private:
     std::unique_ptr<Device> device_;
     Model model_;
     MemoryPlan memory_;
+    std::string device_name_;
+    std::vector<std::pair<std::string, std::string>> device_info_;
     std::map<std::string, Plan> plans_;
+    std::mutex pools_;  // of the two lists; held for moments only, so that a session can be dropped while others work
     std::vector<uint32_t> free_sessions_;
     std::vector<uint32_t> free_pages_;
 };

@@ -247,8 +247,9 @@ void encode_tail(Recorder& run, const Model& m, Tail tail) {
     if (tail == Tail::kSampled) {
         run(k::sample_mass{.adjusted = s.adjusted, .stats = s.choice_stats, .indices = s.choice_indices,
                            .params = s.params, .step = s.step, .mass = s.mass, .args = args});
-        run(k::sample_pick{.mass = s.mass, .logits = s.logits, .stats = s.stats, .indices = s.indices,
-                           .params = s.params, .step = s.step, .tokens = s.tokens, .ring = s.ring, .args = args});
+        run(k::sample_pick{.mass = s.mass, .adjusted = s.adjusted, .logits = s.logits, .stats = s.stats,
+                           .indices = s.indices, .params = s.params, .step = s.step, .tokens = s.tokens,
+                           .ring = s.ring, .args = args});
     } else {
         run(k::head_pick{.logits = s.logits, .stats = s.stats, .indices = s.indices,
                          .choice_stats = adjusted ? s.choice_stats : s.stats,

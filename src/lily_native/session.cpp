@@ -37,24 +37,34 @@ Sampling greedy() {
 
 Session::Session(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), sampling_(greedy()) {
     const auto guard = engine_->lock();
-    if (engine_->free_sessions_.empty())
-        throw Error(ErrorKind::kOutOfMemory, "all " + std::to_string(engine_->capacity().sessions) +
-                                                 " sessions are in use; close one or open the engine with more");
-    index_ = engine_->free_sessions_.back();
-    engine_->free_sessions_.pop_back();
+    {
+        const std::lock_guard pools(engine_->pools_);
+        if (engine_->free_sessions_.empty())
+            throw Error(ErrorKind::kLogic, "all " + std::to_string(engine_->capacity().sessions) +
+                                               " sessions are in use; close one or open the engine with a larger "
+                                               "max_sessions");
+        index_ = engine_->free_sessions_.back();
+        engine_->free_sessions_.pop_back();
+    }
     engine_->write<SampleParams>(engine_->model_.state.params.slice(*index_, 1), {&sampling_.params, 1});
 }
 
+// Nobody else has the session any more, so this need not wait until the engine is idle.
 Session::~Session() {
-    close();
+    give_back();
 }
 
 void Session::close() {
     // In a forked child the mutex may be held for ever by a thread that does not exist there.
     if (getpid() != engine_->process_) return;
     const std::lock_guard guard(engine_->mutex_);
-    if (!index_) return;
+    give_back();
+}
+
+void Session::give_back() {
+    if (!index_ || getpid() != engine_->process_) return;
     release_pages();
+    const std::lock_guard pools(engine_->pools_);
     engine_->free_sessions_.push_back(*index_);
     index_.reset();
 }
@@ -65,15 +75,11 @@ std::unique_lock<std::mutex> Session::lock() {
     return guard;
 }
 
-uint32_t Session::position() {
-    const auto guard = lock();
-    return static_cast<uint32_t>(tokens_.size());
-}
-
 void Session::reset() {
     const auto guard = lock();
     release_pages();
     tokens_.clear();
+    position_ = 0;
     prompt_tokens_ = 0;
     last_rows_ = 0;
     generation_ = 0;
@@ -110,6 +116,7 @@ void Session::take_pages(uint32_t tokens) {
     const Capacity& capacity = engine_->capacity();
     const Slot<uint32_t> table =
         engine_->model_.state.page_table.slice(uint64_t{*index_} * capacity.session_pages(), capacity.session_pages());
+    const std::lock_guard pools(engine_->pools_);
     while (pages_.size() < wanted) {
         if (engine_->free_pages_.empty()) throw Error(ErrorKind::kOutOfMemory, "the pool of cache pages is empty");
         const uint32_t page = engine_->free_pages_.back();
@@ -120,6 +127,7 @@ void Session::take_pages(uint32_t tokens) {
 }
 
 void Session::release_pages() {
+    const std::lock_guard pools(engine_->pools_);
     while (!pages_.empty()) {
         engine_->free_pages_.push_back(pages_.back());
         pages_.pop_back();
@@ -144,6 +152,7 @@ void Session::feed(std::span<const int32_t> ids, const Plan& plan) {
     engine_->write<uint32_t>(engine_->model_.state.tokens, tokens);
     engine_->run(plan);
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+    position_ = static_cast<uint32_t>(tokens_.size());
     prompt_tokens_ = tokens_.size();
     last_rows_ = rows;
     generation_ = (generation_ + 1) % GENERATIONS;
@@ -271,6 +280,7 @@ Picked Session::step() {
     engine_->read<uint32_t>(engine_->model_.state.ring.slice(ticket_ % TOKEN_RING * 2, 2), place);
     ++ticket_;
     tokens_.push_back(place[0]);
+    position_ = static_cast<uint32_t>(tokens_.size());
     last_rows_ = 1;
     generation_ = (generation_ + 1) % GENERATIONS;
     counts_valid_ = counting;

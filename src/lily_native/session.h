@@ -1,6 +1,7 @@
 // Session: one sequence of tokens on an engine, with its cache pages, recurrent state and sampling parameters.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <span>
@@ -30,13 +31,14 @@ struct Scores {
 // Every member may be called from any thread; calls wait for the engine.
 class Session {
 public:
-    // Throws kOutOfMemory when all of the engine's sessions are in use.
+    // Throws kLogic when all of the engine's sessions are in use.
     explicit Session(std::shared_ptr<Engine> engine);
     ~Session();
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
-    uint32_t position();
+    // Tokens fed so far. Does not wait for the engine.
+    uint32_t position() const { return position_.load(std::memory_order_relaxed); }
 
     // Forgets all tokens.
     void reset();
@@ -63,6 +65,7 @@ private:
     uint32_t chunk_of(size_t tokens) const;
     void take_pages(uint32_t tokens);
     void release_pages();
+    void give_back();
     void write_step(uint32_t position, uint32_t rows, uint32_t generation, uint32_t last_token);
     void feed(std::span<const int32_t> ids, const Plan& plan);
     void count_tokens();
@@ -75,10 +78,11 @@ private:
     std::shared_ptr<Engine> engine_;
     std::optional<uint32_t> index_;  // row of the pools; none once closed
     std::vector<uint32_t> pages_;
-    std::vector<uint32_t> tokens_;  // all tokens fed
-    size_t prompt_tokens_ = 0;      // those before the output that penalties count
-    uint32_t last_rows_ = 0;        // rows of the newest pass; 0 before any
-    uint32_t generation_ = 0;       // of the newest recurrent state
+    std::vector<uint32_t> tokens_;       // all tokens fed
+    std::atomic<uint32_t> position_{0};  // their number
+    size_t prompt_tokens_ = 0;           // those before the output that penalties count
+    uint32_t last_rows_ = 0;             // rows of the newest pass; 0 before any
+    uint32_t generation_ = 0;            // of the newest recurrent state
     bool counts_valid_ = false;
     uint32_t ticket_ = 0;
     Sampling sampling_;
