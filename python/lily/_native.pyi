@@ -78,6 +78,9 @@ class Session:
         self, ids: npt.NDArray[np.int32], targets: npt.NDArray[np.int32], top: int
     ) -> tuple[int, npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]: ...
 
+def plan_text(
+    config: Config, plan: str, *, context: int, prefill_chunk: int, max_sessions: int
+) -> str: ...
 def kernels() -> list[dict[str, Any]]: ...
 def run_kernel(
     name: str,

@@ -140,6 +140,16 @@ void bind_config(py::module_& m) {
         py::arg("device"));
 }
 
+void bind_plans(py::module_& m) {
+    m.def(
+        "plan_text",
+        [](const Config& config, const std::string& plan, uint32_t context, uint32_t chunk, uint32_t sessions) {
+            return plan_text(config, {.device = "cpu", .context = context, .chunk = chunk, .sessions = sessions}, plan);
+        },
+        py::arg("config"), py::arg("plan"), py::kw_only(), py::arg("context"), py::arg("prefill_chunk"),
+        py::arg("max_sessions"));
+}
+
 std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::tuple>& tensors,
                                     const std::string& device, uint32_t context, uint32_t chunk, uint32_t threads,
                                     uint32_t sessions, const py::object& progress) {
@@ -263,6 +273,7 @@ PYBIND11_MODULE(_native, m) {
         }
     });
     lily::bind_config(m);
+    lily::bind_plans(m);
     lily::bind_engine(m);
     lily::bind_session(m);
     lily::bind_kernels(m);

@@ -113,6 +113,23 @@ MemoryPlan plan_memory(const Config& config, const EngineOptions& options) {
     return memory_of(config, capacity_of(options, kSmallestTile));
 }
 
+std::string plan_text(const Config& config, const EngineOptions& options, const std::string& plan) {
+    check_config(config);
+    choose_device(options);
+    // Any numbers will do for buffers that nobody allocates, as long as they differ.
+    Carver weights(kNoLimit, {{0}}), kv(kNoLimit, {{1}}), recurrent(kNoLimit, {{2}}), logits(kNoLimit, {{3}});
+    Carver scratch(kNoLimit, {{4}});
+    std::vector<TensorTarget> targets;
+    Model model{.config = config, .capacity = capacity_of(options, kSmallestTile), .weights = {}, .state = {}};
+    model.weights = layout_weights(config, weights, targets);
+    model.state = layout_state(config, model.capacity, {kv, recurrent, logits, scratch});
+    if (plan == "decode") return describe(record_body(model, {.decode = true, .rows = 1, .blocks = 1}));
+    if (plan == "prefill") return describe(record_body(model, {.decode = false, .rows = options.chunk, .blocks = 1}));
+    if (plan == "greedy") return describe(record_tail(model, Tail::kGreedy));
+    if (plan == "sampled") return describe(record_tail(model, Tail::kSampled));
+    throw Error(ErrorKind::kValue, "no plan is called " + plan);
+}
+
 Engine::Engine(const Config& config, const std::vector<TensorSource>& tensors, const EngineOptions& options,
                const Progress& progress)
     : process_(getpid()) {

@@ -48,6 +48,10 @@ struct MemoryPlan {
 
 MemoryPlan plan_memory(const Config& config, const EngineOptions& options);
 
+// The text of one recorded plan ("decode", "prefill", "greedy" or "sampled") of an engine with these options. Needs
+// neither weights nor a device; kValue for another name.
+std::string plan_text(const Config& config, const EngineOptions& options, const std::string& plan);
+
 // Rejects options that make no sense (kValue) and names the device that "auto" means (kUnsupported if unknown).
 std::string choose_device(const EngineOptions& options);
 
