@@ -4,7 +4,7 @@ import queue
 import sys
 import threading
 
-from lily import ContextFullError, Engine, LilyError, OutOfMemoryError
+from lily import Chunk, ContextFullError, Engine, LilyError, OutOfMemoryError, Stream
 
 
 class Assistant:
@@ -13,32 +13,29 @@ class Assistant:
     def __init__(self, model: str) -> None:
         """Load the model."""
         self._engine = Engine(model, context=2048)
-        self._cancelled = threading.Event()
+        self._chunks: Stream[Chunk] | None = None
 
     def ask(self, question: str, pieces: "queue.Queue[str | None]") -> threading.Thread:
-        """Start answering a question."""
-        self._cancelled.clear()
-        thread = threading.Thread(target=self._answer, args=(question, pieces))
+        """Start answering a question; raises ContextFullError if it is too long."""
+        messages = [{"role": "user", "content": question}]
+        self._chunks = self._engine.generate(messages, enable_thinking=False, seed=1)
+        thread = threading.Thread(target=self._answer, args=(self._chunks, pieces))
         thread.start()
         return thread
 
     def cancel(self) -> None:
-        """Stop the answer after the token in work."""
-        self._cancelled.set()
+        """Stop the answer after the token, or the chunk of a prompt, in work."""
+        if self._chunks is not None:
+            self._chunks.close()
 
     def close(self) -> None:
         """Give the memory back."""
         self._engine.close()
 
-    def _answer(self, question: str, pieces: "queue.Queue[str | None]") -> None:
-        messages = [{"role": "user", "content": question}]
+    def _answer(self, chunks: Stream[Chunk], pieces: "queue.Queue[str | None]") -> None:
         try:
-            for chunk in self._engine.generate(messages, enable_thinking=False, seed=1):
-                if self._cancelled.is_set():
-                    break
+            for chunk in chunks:
                 pieces.put(chunk.text)
-        except ContextFullError:
-            pieces.put("(the question is too long)")
         except LilyError as error:
             pieces.put(f"(failed: {error})")
         finally:
@@ -52,7 +49,10 @@ def main() -> None:
     except OutOfMemoryError as error:
         sys.exit(f"not enough memory: {error}")
     pieces: queue.Queue[str | None] = queue.Queue()
-    thread = assistant.ask("Tell me a story about a fox named Tim.", pieces)
+    try:
+        thread = assistant.ask("Tell me a story about a fox named Tim.", pieces)
+    except ContextFullError as error:
+        sys.exit(f"the question is too long: {error}")
     for count, piece in enumerate(iter(pieces.get, None)):
         print(piece, end="", flush=True)
         if count == 30:

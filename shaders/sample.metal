@@ -7,8 +7,8 @@
 // the tokens whose adjusted logit is at least the top_k-th one, and whose mass is at least the one at which the kept
 // mass reaches top_p of what top-k left, and at least min_p times the largest. Equal ones stay or go together. The draw
 // takes the first token, in order of ids, whose running sum of kept masses exceeds u * total, u from Philox 4x32-10
-// with key `seed` and counter `position`. Reference: transformers generation/logits_process.py; Salmon et al., Parallel random numbers: as
-// easy as 1, 2, 3 (2011).
+// with key `seed` and counter `position`. Reference: transformers generation/logits_process.py; Salmon et al., Parallel
+// random numbers: as easy as 1, 2, 3 (2011).
 #include "reduce.h"
 
 struct sample_args {

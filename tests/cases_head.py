@@ -175,7 +175,7 @@ def sample_pick(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
         mass[np.argmax(mass)] = (1 << 30) + 65  # fp32 rounds it up: min_p = 1 must keep it
     slots = {
         "mass": mass,
-        # In the order of the masses, but for some equal ones: at a high temperature masses tie where logits do not.
+        # Near the order of the masses: at a high temperature masses tie where logits do not.
         "adjusted": (masses[g.turn // 6 % 3] / 2**24 + g.rng.integers(0, 2, d.vocab)).astype(np.float32),
         "logits": pool,
         "stats": stats,

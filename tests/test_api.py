@@ -113,17 +113,40 @@ def test_open__too_large_is_refused_before_loading(device: str) -> None:
     ("options", "text"),
     [
         ({"device": "gpu"}, "device must be one of auto, metal, cuda, cpu, cpu32"),
-        ({"context": 0}, "context must be an integer of at least 1"),
+        ({"context": 0}, "context must be an integer from 1 to 16777216"),
         ({"context": 1.5}, "context must be"),
         ({"prefill_chunk": 0}, "prefill_chunk must be"),
+        ({"prefill_chunk": 100}, "prefill_chunk must be a multiple of 64, not 100"),
+        ({"prefill_chunk": None}, "prefill_chunk must be an integer"),
         ({"max_sessions": 0}, "max_sessions must be"),
         ({"threads": -1}, "threads must be"),
+        ({"threads": 10**6}, "threads must be an integer from 0 to 1024"),
         ({"memory_limit": True}, "memory_limit must be"),
     ],
 )
 def test_open__wrong_arguments(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Engine("demo", **options)
+
+
+def test_open__progress_is_checked_before_loading() -> None:
+    with pytest.raises(TypeError, match="progress must be a function"):
+        Engine("demo", progress=3)  # type: ignore[arg-type]
+
+
+def test_open__memory_limit_that_rounds_away_is_told_in_bytes(device: str) -> None:
+    total = Engine.plan_memory("demo", device=device, context=128)["total"]
+    for limit in (5, total - 1):
+        text = rf"demo needs {total} bytes \(.*memory_limit is {limit} bytes;"
+        with pytest.raises(OutOfMemoryError, match=text):
+            Engine("demo", device=device, context=128, memory_limit=limit)
+
+
+def test_plan_memory__warns_and_has_an_order(device: str) -> None:
+    with pytest.warns(UserWarning, match="context 5000 exceeds") as caught:
+        plan = Engine.plan_memory("demo", device=device, context=5000)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert list(plan) == ["weights", "kv", "state", "logits", "scratch", "total"]
 
 
 def test_plan_memory__needs_no_weights(device: str) -> None:
@@ -195,8 +218,10 @@ def test_session__outlives_the_engine_variable(device: str) -> None:
 def test_session__limit_is_an_error_and_close_gives_it_back(device: str) -> None:
     with Engine("demo", device=device, context=128, max_sessions=2) as engine:
         first, second = engine.session(), engine.session()
-        with pytest.raises(OutOfMemoryError):
+        text = "all 2 sessions are in use; close one or open the engine with a larger max_sessions"
+        with pytest.raises(LilyError, match=text) as caught:
             engine.session()
+        assert caught.type is LilyError
         first.close()
         first.close()
         with pytest.raises(LilyError, match="the session is closed"):
@@ -453,6 +478,6 @@ def test_score__one_token_and_wrong_top(engine: Engine) -> None:
     assert score.logprobs.shape == (0,)
     assert np.isnan(score.perplexity)
     assert engine.score(STORY, top_logprobs=128).top_ids.shape == (4, 128)
-    for top in (-1, 129, True):
+    for top in (-1, 129, True, 1.5, None, "2"):
         with pytest.raises(ValueError, match="top_logprobs must be"):
-            engine.score(STORY, top_logprobs=top)
+            engine.score(STORY, top_logprobs=top)  # type: ignore[arg-type]

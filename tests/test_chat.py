@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import datetime
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lily import Tokenizer, UnsupportedError
+from lily import CheckpointError, Tokenizer, UnsupportedError
 from lily.chat import ReplyStream
 
 WEATHER = {
@@ -204,6 +205,84 @@ def test_template__errors_are_value_errors(
     (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
     with pytest.raises(ValueError, match=error):
         Tokenizer(tmp_path).apply_chat_template([USER])
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ [1e999, messages] }}", "NameError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{% for i in range(10**9) %}{% endfor %}", "OverflowError"),
+        ("{{ 'a' | tojson(indent=2**62) | indent(2**62) }}", "MemoryError"),
+        ("{{ 'a'.encode('nope') }}", "LookupError"),
+        ("{{ 'é'.encode('ascii') }}", "UnicodeEncodeError"),
+        ("{{ ('x' * 9) | truncate(-1) }}", "AssertionError"),
+        ("{{ 10**(9999 * messages | length) }}", "ValueError"),
+        ("{% include 'x' %}", "no loader"),
+        ("{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}", "more than 16000000 characters"),
+        ("{{ raise_exception('x' * 100000) }}", r"refuses the messages: 'x+\.\.\.$"),
+        ("{{ raise_exception(messages) }}", "refuses the messages: .*role"),
+    ],
+)
+def test_template__whatever_it_raises_is_a_value_error(
+    demo_folder: Path, tmp_path: Path, template: str, error: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((demo_folder / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
+    with pytest.raises(ValueError, match=error) as caught:
+        Tokenizer(tmp_path).apply_chat_template([USER])
+    assert caught.type is ValueError
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        (b"\xff\xfe{{ 1 }}", "not UTF-8"),
+        (b"{{ " + b"(" * 5000 + b"1" + b")" * 5000 + b" }}", "RecursionError"),
+        (b"{% if a %}" * 2000 + b"{% endif %}" * 2000, "Error"),
+        (b"{% break %}", "'break' outside loop"),
+        (b"{{ '\\ud8zz' }}", "broken"),
+        (b"{{ 10**9999 }}", "ValueError"),
+        (b"a\n{% for %}", "broken at line 2"),
+    ],
+)
+def test_template__that_cannot_be_compiled(
+    demo_folder: Path, tmp_path: Path, template: bytes, error: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((demo_folder / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_bytes(template)
+    with pytest.raises(CheckpointError, match=f"chat_template.jinja.*{error}"):
+        Tokenizer(tmp_path).apply_chat_template([USER])
+
+
+@pytest.mark.parametrize("name", [["x"], {}, 5, None])
+def test_template__odd_names_in_a_list(demo_folder: Path, tmp_path: Path, name: object) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((demo_folder / "tokenizer.json").read_bytes())
+    templates = [{"name": name, "template": "a"}, {"name": "default", "template": "b"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    assert Tokenizer(tmp_path).apply_chat_template([USER]) == "b"
+
+
+def test_messages__too_deep_or_without_end(tokenizer: Tokenizer) -> None:
+    endless: dict[str, Any] = {"role": "user", "content": "hi"}
+    endless["more"] = [endless]
+    deep: Any = []
+    for _ in range(5000):
+        deep = [deep]
+    for messages in ([endless], [{**USER, "more": deep}], deep):
+        with pytest.raises(ValueError, match="messages is nested too deeply, or contains itself"):
+            tokenizer.apply_chat_template(messages)
+    with pytest.raises(ValueError, match="tools is nested too deeply, or contains itself"):
+        tokenizer.apply_chat_template([USER], tools=[{**WEATHER, "more": deep}])
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, '{"a": ' + "[" * 900 + "]" * 900 + "}"])
+def test_messages__arguments_too_deep(tokenizer: Tokenizer, arguments: str) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(ValueError, match=r"tool_calls\[0\].function.arguments is"):
+        tokenizer.apply_chat_template([USER, {"role": "assistant", "tool_calls": [call]}])
 
 
 def run(stream: ReplyStream, ids: Iterable[int]) -> dict[str, str]:

@@ -298,11 +298,15 @@ def test_unsupported_rope(folder: Path, key: str, value: object) -> None:
     refused(folder, UnsupportedError, f"rope_parameters.{key}: found {value!r}")
 
 
-def test_bad_rope_theta(folder: Path) -> None:
+@pytest.mark.parametrize("value", [None, 1, 1.0, 1.0000000001, 0.5, -1e7, 1e13, 10**400, "1e7"])
+def test_bad_rope_theta(folder: Path, value: object) -> None:
     edit_json(
-        folder / "config.json", lambda config: config["text_config"]["rope_parameters"].pop("rope_theta")
+        folder / "config.json",
+        lambda config: config["text_config"]["rope_parameters"].update(rope_theta=value),
     )
-    refused(folder, CheckpointError, "rope_parameters.rope_theta: found None")
+    refused(
+        folder, CheckpointError, f"config.json: text_config.rope_parameters.rope_theta: found {value!r}"[:200]
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "llama", "qwen3_moe", None, 7])
@@ -314,6 +318,9 @@ def test_wrong_model_type(folder: Path, name: object) -> None:
 def test_wrong_text_model_type(folder: Path) -> None:
     edit_text_config(folder, {"model_type": "qwen3_5_text"})
     refused(folder, UnsupportedError, "found 'qwen3_5_text'")
+    edit_text_config(folder, {"model_type": "qwen3_5_moe"})
+    words = "text_config.model_type: found 'qwen3_5_moe', supported is 'qwen3_5_moe_text'"
+    refused(folder, UnsupportedError, words)
 
 
 # ---- quantisation ----

@@ -78,20 +78,19 @@ def test_generate__system(capsys: pytest.CaptureFixture[str], device: str) -> No
 
 def test_generate__says_why_there_is_no_answer(capsys: pytest.CaptureFixture[str], device: str) -> None:
     status, out, err = run(capsys, "generate", QUESTION, "--max-tokens", "3", "--device", device)
-    assert (status, out) == (0, "")
-    assert "used up before the answer began" in err
+    assert (status, out) == (1, "")
+    assert "used up before the answer began: raise --max-tokens" in err
+    status, _, err = run(capsys, "generate", QUESTION, "--context", "30", "--device", device)
+    assert status == 1
+    assert "used up before the answer began: raise --context" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["generate", "x", "--model", "/no/such/folder"], "/no/such/folder"),
-        (["generate", "x", "--temperature", "-1"], "temperature must be a number at least 0"),
-        (["generate", "x", "--raw", "--no-thinking"], "--raw goes without the chat template"),
         (["generate", "word " * 5000], "the context 4096"),
-        (["score", "x", "--top", "2"], "--top needs --json"),
         (["score", "a"], "single token"),
-        (["info", "--context", "0"], "context must be"),
     ],
 )
 def test_errors__are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
@@ -125,13 +124,33 @@ def test_help__has_examples(capsys: pytest.CaptureFixture[str], command: list[st
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["dance"], ["generate", "--no-such-option"], ["info", "--device", "tpu"]]
+    ("arguments", "text"),
+    [
+        ([], "usage: lily "),
+        (["dance"], "invalid choice: 'dance'"),
+        (["generate", "--no-such-option"], "usage: lily generate "),
+        (["generate", "x", "y"], "usage: lily generate "),
+        (["generate", "x", "y"], "lily generate: error: unrecognized arguments: y"),
+        (["info", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["info", "--context", "0"], "argument --context: must be an integer from 1 to 16777216, not '0'"),
+        (["info", "--context", "many"], "argument --context: must be an integer from 1"),
+        (["chat", "--threads", "-1"], "argument --threads: must be an integer from 0 to 1024, not '-1'"),
+        (["generate", "x", "--threads", "-1"], "argument --threads: must be"),
+        (["score", "x", "--top", "129"], "argument --top: must be an integer from 0 to 128"),
+        (["score", "x", "--top", "2"], "--top needs --json"),
+        (["generate", "x", "--temperature", "-1"], "argument --temperature: temperature must be a number at"),
+        (["generate", "x", "--temp", "nan"], "argument --temperature: temperature must be"),
+        (["chat", "--top-k", str(2**70)], "argument --top-k: top_k must be an integer from -1"),
+        (["chat", "--stop", ""], "argument --stop: stop must be"),
+        (["generate", "x", "--max-tokens", "0"], "argument --max-tokens: max_tokens must be"),
+        (["generate", "x", "--raw", "--no-thinking"], "--raw goes without the chat template"),
+    ],
 )
-def test_usage__errors_are_two(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_usage__errors_are_two(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert capsys.readouterr().err
+    assert text in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,6 +169,17 @@ def test_info(capsys: pytest.CaptureFixture[str], device: str) -> None:
     status, out, _ = run(capsys, "info", "--device", device)
     assert status == 0
     assert "max_position       4096\n" in out
+    assert f"device             {device}\n" in out
+    order = [out.index(f"{part} ") for part in ("weights", "kv", "state", "logits", "scratch", "total")]
+    assert order == sorted(order)
+
+
+@pytest.mark.filterwarnings("default")
+def test_info__device_of_auto_and_its_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "info", "--json", "--context", "5000")
+    assert status == 0
+    assert json.loads(out)["device"] in ("metal", "cuda", "cpu")
+    assert err.startswith("lily: warning: context 5000 exceeds")
 
 
 def test_score(capsys: pytest.CaptureFixture[str], stdin: Any, device: str) -> None:
@@ -223,6 +253,30 @@ def test_program__closed_pipe_is_quiet(device: str) -> None:
         assert process.stderr.read() == b""
 
 
+@pytest.mark.parametrize(
+    ("command", "status", "text"),
+    [
+        ("info >&-", 1, "lily: standard output is closed\n"),
+        ("generate --raw hi --max-tokens 2 >&-", 1, "lily: standard output is closed\n"),
+        ("generate <&-", 1, "lily: standard input is closed: give the text as an argument\n"),
+        ("score <&-", 1, "lily: standard input is closed: give the text as an argument\n"),
+        ("chat <&-", 1, "lily: standard input is closed\n"),
+        ("generate --raw hi --max-tokens 2 <&-", 0, ""),
+        ("info 2>&-", 0, ""),
+        ("generate --threads -1 2>&-", 2, ""),
+        ("generate < /dev/null 2>&-", 1, ""),
+        ("info >&- 2>&-", 1, ""),
+        ("info > /dev/full", 1, "lily: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_program__closed_streams(command: str, status: int, text: str) -> None:
+    if "/dev/full" in command and not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    shell = ["sh", "-c", f'"$0" -m lily {command}', sys.executable]
+    result = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (status, text)
+
+
 class Terminal:
     """A program on a pseudo-terminal."""
 
@@ -293,6 +347,16 @@ class Screen(io.StringIO):
         return True
 
 
+def test_bar__not_for_what_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    bar = ProgressBar("reading", unit=" tokens", least=64)
+    bar(0, 63)
+    assert screen.getvalue() == ""
+    bar(0, 64)
+    assert screen.getvalue().endswith("0/64 tokens\x1b[K")
+
+
 def test_bar__is_drawn_on_a_terminal_and_wiped_once(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
@@ -320,6 +384,37 @@ def test_terminal__dim_reasoning_and_speed(device: str) -> None:
         assert "\x1b[2mThe\x1b[22m" in terminal.shown
         assert f"\r\n\r\n{ANSWER}\r\n" in terminal.shown
         assert "tok/s" in terminal.shown
+
+
+def test_terminal__says_why_an_answer_ends(device: str) -> None:
+    arguments = ("generate", "--raw", "Once upon a time", "--ignore-eos", "--device", device)
+    with Terminal(*arguments, "--max-tokens", "5", NO_COLOR="") as terminal:
+        assert terminal.finish() == 0
+        assert "\x1b[2m(stopped at --max-tokens)\x1b[22m\r\n" in terminal.shown
+    with Terminal(*arguments, "--context", "30") as terminal:
+        assert terminal.finish() == 0
+        assert "(context full)" in terminal.shown
+    with Terminal("chat", "--no-thinking", "--max-tokens", "2", "--device", device) as terminal:
+        terminal.read_until("> ")
+        terminal.write(QUESTION + "\n")
+        terminal.read_until("(stopped at --max-tokens)")
+        terminal.write("/quit\n")
+        assert terminal.finish() == 0
+
+
+def test_terminal__bar_for_a_prompt_below_one_chunk(device: str) -> None:
+    arguments = ("generate", "--raw", "word " * 200, "--max-tokens", "1", "--device", device)
+    with Terminal(*arguments) as terminal:
+        assert terminal.finish() == 0
+        assert "reading prompt [-" in terminal.shown
+
+
+def test_terminal__info_breaks_between_words(device: str) -> None:
+    with Terminal("info", "--device", device) as terminal:
+        assert terminal.finish() == 0
+    lines = terminal.shown.splitlines()
+    assert all(len(line) <= 80 for line in lines if "/" not in line)
+    assert any(line.startswith(" " * 19) for line in lines)
 
 
 def test_terminal__no_color(device: str) -> None:

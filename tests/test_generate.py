@@ -139,6 +139,28 @@ def test_generate__tools_reach_the_template(engine: Engine) -> None:
         ),
         ({"prompt": STORY, "tools": []}, ValueError, "tools goes with a prompt of messages"),
         ({"prompt": [{"role": "robot", "content": ""}]}, ValueError, "role 'robot'"),
+        ({"prompt": FRANCE[0]}, ValueError, "single message: give a list of messages"),
+        ({"enable_thinking": "no"}, ValueError, "enable_thinking must be True or False, not 'no'"),
+        ({"chat_template_kwargs": [1]}, TypeError, "chat_template_kwargs must be a mapping, not list"),
+        ({"chat_template_kwargs": {1: 2}}, TypeError, "chat_template_kwargs: every name must be a string"),
+        ({"chat_template_kwargs": {"messages": []}}, ValueError, "'messages' is set by generate"),
+        ({"chat_template_kwargs": {"tools": []}}, ValueError, "'tools' is set by generate"),
+        ({"chat_template_kwargs": {"tokenize": True}}, ValueError, "'tokenize' is set by generate"),
+        (
+            {"chat_template_kwargs": {"add_generation_prompt": False}},
+            ValueError,
+            "'add_generation_prompt' is set by generate",
+        ),
+        (
+            {"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False},
+            ValueError,
+            "'enable_thinking' is given as an argument as well",
+        ),
+        ({"chat_template_kwargs": {"enable_thinking": 1}}, ValueError, "enable_thinking must be True"),
+        ({"session": 5}, TypeError, "session must be a Session, not int"),
+        ({"progress": 3}, TypeError, "progress must be a function of"),
+        ({"top_k": 2**70}, ValueError, "top_k must be an integer from -1 to 2147483647"),
+        ({"temperature": 10**400}, ValueError, "temperature must be a number at least 0"),
         ({"temp": 1}, TypeError, "unexpected keyword argument 'temp'"),
     ],
 )
@@ -167,6 +189,13 @@ def test_generate__starts_afresh_each_time(engine: Engine, session: Session) -> 
     assert runs[0] == runs[1] == ids_of(list(engine.generate(FRANCE, temperature=0, max_tokens=20)))
 
 
+def test_generate__closed_session_fails_at_the_call(engine: Engine, session: Session) -> None:
+    session.close()
+    for call in (session.generate, lambda prompt: engine.generate(prompt, session=session)):
+        with pytest.raises(LilyError, match="the session is closed"):
+            call(STORY)
+
+
 def test_generate__session_of_another_engine(engine: Engine, device: str) -> None:
     with (
         Engine("demo", device=device, context=64, max_sessions=1) as other,
@@ -180,8 +209,8 @@ def test_generate__reports_prefill_progress(engine: Engine) -> None:
     seen: list[tuple[int, int]] = []
     ids = list(range(100, 300))
     list(engine.generate(ids, max_tokens=1, progress=lambda done, total: seen.append((done, total))))
-    assert len(seen) >= 3
-    assert seen[-1] == (200, 200)
+    assert len(seen) >= 4
+    assert (seen[0], seen[-1]) == ((0, 200), (200, 200))
 
 
 def test_generate__unread_does_nothing(engine: Engine) -> None:

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 
 from lily.checkpoint import open_checkpoint, resolve
 from lily.errors import CheckpointError, UnsupportedError
-from make_checkpoint import Shape, make_checkpoint, tensor_specs
+from make_checkpoint import INDEX, Shape, make_checkpoint, tensor_specs
 
 MODEL = "model.safetensors"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -144,6 +144,14 @@ def test_hub_completes_an_interrupted_download(hub: Hub) -> None:
     (found / MODEL).unlink()
     assert resolve("owner/name") == found
     assert (found / MODEL).is_file()
+
+
+def test_hub_index_that_names_no_possible_file(hub: Hub) -> None:
+    found = resolve("owner/name")
+    (found / INDEX).unlink()
+    (found / INDEX).write_text(json.dumps({"weight_map": {"a": "x" * 300}}))
+    with pytest.raises(CheckpointError, match="lacks"):
+        resolve("owner/name")
 
 
 def test_hub_refuses_an_unsupported_model_before_its_weights(hub: Hub) -> None:

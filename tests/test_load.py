@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from damage import poke
-from lily import _native
+from damage import poke, rebuild
+from lily import Engine, _native
 from lily.checkpoint import Checkpoint, open_checkpoint
 from lily.errors import CheckpointError
 from make_checkpoint import FULL_SIZE, Shape, make_checkpoint, tensor_specs
@@ -90,6 +93,59 @@ def test_file_that_shrank_after_the_check(folder: Path) -> None:
         file.truncate(20_000)
     with pytest.raises(CheckpointError, match=f"{MODEL}: truncated, tensor .* needs"):
         load(checkpoint)
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_file_that_was_replaced_after_the_check(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The new file is valid and as long, but its tensors lie elsewhere."""
+    other = folder / "other"
+    shutil.copy(folder / MODEL, other)
+    rebuild(other, lambda tensors: tensors.update({name: tensors.pop(name) for name in list(tensors)[::-1]}))
+
+    def replace(*_: object) -> None:
+        if other.exists():
+            other.replace(folder / MODEL)
+
+    if when == "before":
+        monkeypatch.setattr("lily.engine._check_memory", replace)
+    with pytest.raises(CheckpointError, match=f"{MODEL}: was changed while the model was opened"):
+        Engine(folder, context=256, device="cpu", progress=replace if when == "during" else None)
+
+
+def test_file_that_was_written_to_after_the_check(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    checkpoint.check_unchanged()
+    os.utime(folder / MODEL, ns=(1, 1))
+    with pytest.raises(CheckpointError, match=f"{MODEL}: was changed"):
+        checkpoint.check_unchanged()
+    (folder / MODEL).unlink()
+    with pytest.raises(CheckpointError, match=f"{MODEL}: cannot be read"):
+        checkpoint.check_unchanged()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", 10**400),
+        ("top_p", 10**400),
+        ("min_p", -(10**400)),
+        ("repetition_penalty", 10**400),
+        ("repetition_penalty", float("1e999")),
+        ("top_k", 1 << 32),
+        ("top_k", 10**400),
+        ("top_k", 1.5),
+        ("temperature", [1]),
+        ("temperature", {}),
+        ("top_p", "1"),
+    ],
+)
+def test_defaults_that_are_no_sampling_parameters(folder: Path, key: str, value: object) -> None:
+    text = json.dumps({"do_sample": True, key: value}).replace("Infinity", "1e999")
+    (folder / "generation_config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json: .*{key}"):
+        Engine.plan_memory(folder, context=256, device="cpu")
 
 
 def test_file_that_went_away_after_the_check(folder: Path) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lily import SamplingParams
@@ -23,7 +24,11 @@ from lily import SamplingParams
         ("temperature", "0.5", "at least 0"),
         ("top_p", 0, "above 0 and at most 1"),
         ("top_p", 1.01, "above 0 and at most 1"),
-        ("top_k", -2, "at least -1"),
+        ("top_k", -2, "from -1 to 2147483647"),
+        ("top_k", 2**70, "from -1 to 2147483647"),
+        ("temperature", 10**400, "at least 0"),
+        ("max_tokens", np.array([1, 2]), "at least 1"),
+        ("temperature", np.array([1.0, 2.0]), "at least 0"),
         ("min_p", -0.1, "from 0 to 1"),
         ("min_p", 1.1, "from 0 to 1"),
         ("presence_penalty", 2.1, "from -2 to 2"),

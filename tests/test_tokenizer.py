@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 
@@ -69,6 +70,16 @@ def test_encode__refuses_what_is_not_text(tokenizer: Tokenizer) -> None:
 def test_decode__refuses_ids_out_of_range(tokenizer: Tokenizer, index: Any) -> None:
     with pytest.raises(ValueError, match="from 0 to 4095"):
         tokenizer.decode([5, index])
+
+
+@pytest.mark.parametrize("ids", [1.5, None, object()])
+def test_decode__refuses_what_is_no_sequence(tokenizer: Tokenizer, ids: Any) -> None:
+    with pytest.raises(ValueError, match="from 0 to 4095"):
+        tokenizer.decode(ids)
+
+
+def test_decode__takes_one_id(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode(np.int32(70)) == tokenizer.decode(70) == tokenizer.decode([70])
 
 
 def test_decode__padding_ids_are_empty(demo_folder: Path) -> None:
@@ -146,8 +157,66 @@ def test_tokenizer__refuses_other_kinds_and_damage(demo_folder: Path, tmp_path: 
     with pytest.raises(CheckpointError, match="cannot be read"):
         Tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match="missing"):
+    with pytest.raises(CheckpointError, match="no such file"):
         Tokenizer(tmp_path)
+
+
+WORD = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}
+UNIGRAM: dict[str, Any] = {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}
+
+
+@pytest.mark.parametrize("model", [WORD, UNIGRAM])
+def test_tokenizer__refuses_other_models(demo_folder: Path, tmp_path: Path, model: Any) -> None:
+    with pytest.raises(UnsupportedError, match=f"tokenizer.json: model {model['type']} found"):
+        Tokenizer(edited(demo_folder, tmp_path, model=model))
+
+
+# The backend, written in Rust, reports its panics on stderr as well.
+def test_tokenizer__a_panic_while_loading(demo_folder: Path, tmp_path: Path) -> None:
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
+        Tokenizer(edited(demo_folder, tmp_path, normalizer=normalizer))
+
+
+class Panic(BaseException):
+    pass
+
+
+Panic.__name__ = "PanicException"
+
+
+@pytest.mark.parametrize("raised", [Exception("no unk"), Panic("no unk")])
+def test_encode__errors_of_the_backend(demo_folder: Path, raised: BaseException) -> None:
+    class Backend:
+        def encode(self, *_: object, **__: object) -> None:
+            raise raised
+
+    tokenizer = Tokenizer(demo_folder)
+    tokenizer._backend = Backend()  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="cannot be turned into tokens: no unk"):
+        tokenizer.encode("a")
+
+
+def test_encode__leaves_interrupts_alone(demo_folder: Path) -> None:
+    class Backend:
+        def encode(self, *_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+    tokenizer = Tokenizer(demo_folder)
+    tokenizer._backend = Backend()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("a")
+
+
+def test_tokenizer__has_no_more_ids_than_the_model(demo_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: .* 4095, but the model has 4000 tokens"):
+        Tokenizer(demo_folder, vocab=4000)
+    data = json.loads((demo_folder / "tokenizer.json").read_text(encoding="utf-8"))
+    data["model"]["vocab"]["H"] = 100_000
+    folder = edited(demo_folder, tmp_path, model=data["model"])
+    with pytest.raises(CheckpointError, match="100000, but the model has 4096 tokens"):
+        Tokenizer(folder, vocab=4096)
+    assert Tokenizer(folder).vocab_size == 100_001
 
 
 def test_template__missing_or_broken(demo_folder: Path, tmp_path: Path) -> None:
@@ -164,5 +233,7 @@ def test_template__missing_or_broken(demo_folder: Path, tmp_path: Path) -> None:
     assert tokenizer.has_chat_template
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]) == "Ex"
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="JSON object expected"):
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer_config\.json: bad JSON \(found list, expected an object"
+    ):
         Tokenizer(tmp_path).apply_chat_template([{"role": "user", "content": "hi"}])

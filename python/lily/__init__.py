@@ -22,6 +22,7 @@ from lily.errors import (
 from lily.results import Chunk, PrefillProgress, Token, TokenLogprob, Usage
 from lily.sampling import SamplingParams
 from lily.session import Prefill, Session
+from lily.stream import Stream
 from lily.tokenizer import Detokenizer, Tokenizer
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "SamplingParams",
     "Score",
     "Session",
+    "Stream",
     "Token",
     "TokenLogprob",
     "Tokenizer",

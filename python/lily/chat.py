@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 import json
 import pathlib
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from lily.errors import CheckpointError, UnsupportedError
+from lily.files import is_there, named, read_file, shown
 
 if TYPE_CHECKING:
     import jinja2
@@ -21,26 +21,37 @@ Kind = Literal["text", "reasoning"]
 _ROLES = ("system", "user", "assistant", "tool")
 # Written behind the message to be continued; the blank shows whether the template strips what it writes.
 _CONTINUE_MARK = "LILY_CONTINUE_FINAL_MESSAGE "
+_MAX_TEMPLATE = 1_000_000
+_MAX_PROMPT = 16_000_000
+_MAX_DEPTH = 100
 
 
-def find_template(folder: pathlib.Path, config: Mapping[str, Any]) -> str | None:
-    """Return the text of the chat template of a checkpoint folder, or None."""
+def find_template(folder: pathlib.Path, config: Mapping[str, Any]) -> tuple[str, pathlib.Path] | None:
+    """Return the text of the chat template of a checkpoint folder and the file it is in, or None."""
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
+    if is_there(path):
+        try:
+            return read_file(path, _MAX_TEMPLATE).decode("utf-8"), path
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{path} is not UTF-8 text: {error}") from error
+    path = folder / "tokenizer_config.json"
     found = config.get("chat_template")
     if isinstance(found, list):  # several named templates
-        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else None
+        entries = [entry for entry in found if isinstance(entry, dict) and entry.get("name") == "default"]
+        found = entries[-1].get("template") if entries else None
+    if not isinstance(found, str):
+        return None
+    if len(found) > _MAX_TEMPLATE:
+        raise CheckpointError(f"{path}: chat_template is larger than {_MAX_TEMPLATE} characters")
+    return found, path
 
 
 class ChatTemplate:
     """The chat template of a checkpoint, rendered as transformers renders it."""
 
     def __init__(self, folder: pathlib.Path, config: Mapping[str, Any]) -> None:
-        text = find_template(folder, config)
-        if text is None:
+        found = find_template(folder, config)
+        if found is None:
             raise CheckpointError(
                 f"{folder} has no chat template (chat_template.jinja): use text or token ids"
             )
@@ -50,8 +61,7 @@ class ChatTemplate:
             token = token.get("content") if isinstance(token, dict) else token
             if token is not None:
                 self._constants[name] = token
-        self._template = _compile(text, folder)
-        self._lock = threading.Lock()
+        self._template = _compile(*found)
 
     def render(
         self,
@@ -73,12 +83,10 @@ class ChatTemplate:
             _mark_final(chat[-1])
         values = {**self._constants, **variables, "tools": checked_tools(tools), "messages": chat}
         try:
-            with self._lock:
-                text = self._template.render(values, add_generation_prompt=add_generation_prompt)
-        except jinja2.TemplateError as error:
-            raise ValueError(f"the chat template refuses the messages: {error}") from error
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"the chat template cannot write the messages: {error}") from error
+            text = _joined(self._template.generate(values, add_generation_prompt=add_generation_prompt))
+        except Exception as error:  # a template is a program, and may raise anything
+            what = "refuses" if isinstance(error, jinja2.TemplateError) else "cannot write"
+            raise ValueError(f"the chat template {what} the messages: {_reason(error)}") from error
         return _cut_at_mark(text) if continue_final_message else text
 
 
@@ -141,7 +149,9 @@ def _content_text(content: Any, where: str) -> str:
         elif isinstance(part, dict) and kind != "text":
             raise UnsupportedError(f"{where}.content has a part of type {kind!r}; Lily reads text only")
         else:
-            raise ValueError(f"{where}.content: a part must be {{'type': 'text', 'text': ...}}, not {part!r}")
+            raise ValueError(
+                f"{where}.content: a part must be {{'type': 'text', 'text': ...}}, not {shown(part)}"
+            )
     return "".join(texts)
 
 
@@ -156,8 +166,9 @@ def _checked_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments) if arguments.strip() else {}
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{where}[{index}].function.arguments is not JSON: {error}") from error
+            arguments = _plain(arguments, f"{where}[{index}].function.arguments")
         if not isinstance(arguments, dict):
             kind = type(arguments).__name__
             raise ValueError(f"{where}[{index}].function.arguments must be a JSON object, not {kind}")
@@ -185,16 +196,19 @@ def checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, A
     return plain
 
 
-def _plain(value: Any, where: str) -> Any:
+def _plain(value: Any, where: str, depth: int = 0) -> Any:
     """Copy into plain JSON types, so that a template from the internet sees no object with methods."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"{where} is nested too deeply, or contains itself")
+    depth += 1
     if hasattr(value, "model_dump"):  # messages of the OpenAI client are pydantic models
-        return _plain(value.model_dump(), where)
+        return _plain(value.model_dump(), where, depth)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, where) for key, item in value.items()}
+        return {str(key): _plain(item, where, depth) for key, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
-        return [_plain(item, where) for item in value]
+        return [_plain(item, where, depth) for item in value]
     raise ValueError(f"{where} must consist of JSON types, {type(value).__name__} found")
 
 
@@ -212,7 +226,26 @@ def _cut_at_mark(text: str) -> str:
     return kept if text.startswith(_CONTINUE_MARK, at) else kept.rstrip()
 
 
-def _compile(text: str, folder: pathlib.Path) -> jinja2.Template:
+def _joined(pieces: Iterable[str]) -> str:
+    # Only what is written is bounded: not time, nor the size of one value that a template computes.
+    parts = []
+    length = 0
+    for piece in pieces:
+        length += len(piece)
+        if length > _MAX_PROMPT:
+            raise OverflowError(f"more than {_MAX_PROMPT} characters")
+        parts.append(piece)
+    return "".join(parts)
+
+
+def _reason(error: Exception) -> str:
+    import jinja2
+
+    text = named(str(error))
+    return text if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {text}"
+
+
+def _compile(text: str, path: pathlib.Path) -> jinja2.Template:
     """Compile a template with the conventions of transformers.
 
     Source: transformers chat_template_utils.py: _compile_jinja_template.
@@ -232,8 +265,8 @@ def _compile(text: str, folder: pathlib.Path) -> jinja2.Template:
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
 
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
+    def raise_exception(message: object) -> None:
+        raise jinja2.TemplateError(str(message))
 
     def tojson(
         value: Any,
@@ -255,10 +288,9 @@ def _compile(text: str, folder: pathlib.Path) -> jinja2.Template:
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     try:
         return environment.from_string(text)
-    except jinja2.TemplateSyntaxError as error:
-        raise CheckpointError(
-            f"{folder}: the chat template is broken at line {error.lineno}: {error}"
-        ) from error
+    except Exception as error:  # Python compiles what jinja writes, with errors of its own
+        line = f" at line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        raise CheckpointError(f"{path}: the chat template is broken{line}: {_reason(error)}") from error
 
 
 class ReplyStream:

@@ -6,12 +6,14 @@ checked on headers, before anything is allocated; NaN and infinity are looked fo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from lily.errors import CheckpointError, UnsupportedError
+from lily.files import FileIdentity, identity, named
 from lily.hub import DEMO, resolve
 from lily.model_config import CONVERT, listed, load_config
 from lily.tensor_files import StoredTensor, read_tensor_table
@@ -47,6 +49,7 @@ class Checkpoint:
         name: "demo", the hub id if the folder is a hub snapshot, else the folder's name.
         config: keyword arguments of `lily._native.Config`.
         tensors: (name, dtype, path, byte offset, bytes) of every tensor the model needs.
+        files: the files of those tensors, as they were when their headers were read.
         max_position: positions the model was trained for, in tokens.
         eos_token_ids: every id that ends a sequence.
         generation_config: `generation_config.json`, `{}` if there is none.
@@ -56,9 +59,20 @@ class Checkpoint:
     name: str
     config: dict[str, int | float]
     tensors: list[tuple[str, str, str, int, int]]
+    files: dict[str, FileIdentity]
     max_position: int
     eos_token_ids: frozenset[int]
     generation_config: dict[str, Any]
+
+    def check_unchanged(self) -> None:
+        """Raise CheckpointError if a file of weights is no longer the one whose header was read."""
+        for path, file in self.files.items():
+            try:
+                same = identity(os.stat(path)) == file
+            except OSError as error:
+                raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+            if not same:
+                raise CheckpointError(f"{path}: was changed while the model was opened")
 
 
 def open_checkpoint(folder: Path, *, tensor_specs: TensorSpecs | None = None) -> Checkpoint:
@@ -86,6 +100,7 @@ def open_checkpoint(folder: Path, *, tensor_specs: TensorSpecs | None = None) ->
         name=_name(folder),
         config=config.counts,
         tensors=tensors,
+        files={stored.path: stored.file for stored in table.values()},
         max_position=config.max_position,
         eos_token_ids=config.eos_token_ids,
         generation_config=config.generation_config,
@@ -103,7 +118,9 @@ def _check_converted(folder: Path, table: dict[str, StoredTensor]) -> None:
     for name, stored in table.items():
         if name.endswith(".conv1d.weight") and stored.shape and stored.shape[-1] != 1:
             shape = list(stored.shape)
-            raise UnsupportedError(f"{folder}: {name} has the unconverted layout, shape {shape}; {CONVERT}")
+            raise UnsupportedError(
+                f"{folder}: {named(name)} has the unconverted layout, shape {shape}; {CONVERT}"
+            )
     if not any(name.endswith(".scales") for name in table):
         raise UnsupportedError(f"{folder}: unquantised weights (no tensor ends in .scales); {CONVERT}")
 
@@ -121,7 +138,8 @@ def _check_tensors(folder: Path, table: dict[str, StoredTensor], specs: Sequence
             problems.append(f"shape of {spec.name}: found {list(stored.shape)}, expected {list(spec.shape)}")
     needed = {spec.name for spec in specs}
     problems += [
-        f"unexpected {name}: found {table[name].dtype} {list(table[name].shape)}, expected no such tensor"
+        f"unexpected {named(name)}: found {table[name].dtype} {list(table[name].shape)}, "
+        "expected no such tensor"
         for name in sorted(table.keys() - needed)
     ]
     if problems:

@@ -6,19 +6,21 @@ import contextlib
 import logging
 import os
 import pathlib
-import threading
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lily.core import Core, Messages, Progress, Request, TokenIds, check_progress
 from lily.errors import CheckpointError, OutOfMemoryError
+from lily.files import named
 from lily.results import Chunk, Token
-from lily.sampling import SamplingOptions, SamplingParams, StepOptions
-from lily.session import Core, Messages, Prefill, Progress, Request, Session, TokenIds
+from lily.sampling import SamplingOptions, SamplingParams, StepOptions, check_int
+from lily.session import Prefill, Session
+from lily.stream import Flag, Stream, Unique
 from lily.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ logger = logging.getLogger("lily")
 DEVICES = ("auto", "metal", "cuda", "cpu", "cpu32")
 DEFAULT_CONTEXT = 32768
 MAX_SCORE_TOP = 128
+MAX_CONTEXT = 1 << 24
+MAX_THREADS = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +61,19 @@ class Score:
         return float(np.exp(-self.logprobs.mean(dtype=np.float64)))
 
 
-class Engine:
+class Engine(Unique):
     """A loaded model on a device.
 
     prefill(), step() and logits act on the engine's own session, which is made when first needed; generate()
     uses it too, or a temporary one while another generation is under way in it. Calls may come from any
-    thread. Use it as a context manager, or call close(), to give the memory back at a known time.
+    thread. Use it as a context manager, or call close(), to give the memory back at a known time. After
+    fork() it belongs to the parent process; a child has to open its own.
 
     Args:
         model: "demo" (a small model that comes with Lily), a folder, or a Hugging Face hub id.
         device: "auto", "metal", "cuda", "cpu", or "cpu32" (slow; behaves like a GPU, for tests).
         context: Most tokens a session can hold. Default: 32768, or the model's own maximum if that is less.
-        prefill_chunk: Tokens of a prompt that are processed at once.
+        prefill_chunk: Tokens of a prompt that are processed at once; a multiple of 64, at most 65536.
         memory_limit: Most bytes the engine may take. Default: the machine's memory.
         revision: Revision on the hub.
         progress: Called with (done, total) bytes while files are downloaded and weights are loaded.
@@ -99,6 +104,7 @@ class Engine:
         from lily import _native
 
         _check_settings(device, context, prefill_chunk, max_sessions, threads, memory_limit)
+        check_progress(progress)
         self._checkpoint = checkpoint = _open(model, revision, progress)
         context = _context_of(checkpoint, context)
         settings = {
@@ -109,11 +115,10 @@ class Engine:
         }
         self._plan = _memory_plan(checkpoint, settings)
         _check_memory(checkpoint.name, self._plan, memory_limit, device)
-        if context > checkpoint.max_position:
-            trained = f"the {checkpoint.max_position} positions {checkpoint.name} was trained for"
-            warnings.warn(f"context {context} exceeds {trained}", stacklevel=2)
+        _warn_beyond_training(checkpoint, context)
         vocab = int(checkpoint.config["vocab"])
         tokenizer = Tokenizer(checkpoint.folder, vocab)
+        checkpoint.check_unchanged()
         native = _native.Engine(
             _native.Config(**checkpoint.config),
             checkpoint.tensors,
@@ -124,6 +129,7 @@ class Engine:
             max_sessions=max_sessions,
             progress=progress,
         )
+        checkpoint.check_unchanged()
         self._core = Core(
             native,
             tokenizer,
@@ -132,7 +138,7 @@ class Engine:
             eos_ids=checkpoint.eos_token_ids,
             generation_config=checkpoint.generation_config,
         )
-        self._lock = threading.Lock()
+        self._device = str(native.info()["device"])
         self._session: Session | None = None
         logger.info("loaded %s: %s", checkpoint.name, self._plan)
 
@@ -148,14 +154,18 @@ class Engine:
     ) -> dict[str, int]:
         """Return the bytes an engine would take, by purpose and in total, without loading weights.
 
-        A model that is not on this machine yet is downloaded. Arguments as for Engine.
+        A model that is not on this machine yet is downloaded. Arguments and errors as for Engine.
         """
         _check_settings(device, context, prefill_chunk, max_sessions, 0, None)
         checkpoint = _open(model, revision, None)
         settings = {"prefill_chunk": prefill_chunk, "max_sessions": max_sessions, "device": device}
-        return _memory_plan(checkpoint, {**settings, "context": _context_of(checkpoint, context)})
+        context = _context_of(checkpoint, context)
+        plan = _memory_plan(checkpoint, {**settings, "context": context})
+        _warn_beyond_training(checkpoint, context)
+        return plan
 
     def __enter__(self) -> Engine:
+        self._core.native()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,6 +174,11 @@ class Engine:
     def close(self) -> None:
         """Give the memory back, sessions included; a second call does nothing."""
         self._core.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._core.closed else "open"
+        name = self._checkpoint.name
+        return f"<lily.Engine {name} on {self._device}, context {self._core.context}, {state}>"
 
     @property
     def context(self) -> int:
@@ -202,7 +217,7 @@ class Engine:
         """Return a new session with an empty context.
 
         Raises:
-            OutOfMemoryError: max_sessions are open already, or there is no memory for one more.
+            LilyError: max_sessions are open already.
         """
         return Session(self._core)
 
@@ -215,7 +230,7 @@ class Engine:
         max_tokens: int | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[StepOptions],
-    ) -> Iterator[Token]:
+    ) -> Stream[Token]:
         """Choose and append tokens in the engine's own session. See Session.step()."""
         return self._default_session().step(max_tokens, sampling, **options)
 
@@ -237,16 +252,18 @@ class Engine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         **options: Unpack[SamplingOptions],
-    ) -> Generator[Chunk, None, None]:
+    ) -> Stream[Chunk]:
         """Answer a prompt, as an iterator of Chunk; the last one has finish_reason and usage.
 
-        Arguments are checked at the call, work begins with the first chunk that is read. Closing the
-        iterator, or Ctrl-C, stops within one prefill chunk or token and leaves the session usable.
+        Arguments are checked at the call, work begins with the first chunk that is read. The iterator's
+        close(), from any thread, and Ctrl-C take effect within one step, or one chunk of a prompt
+        (prefill_chunk tokens), and leave the session usable; a loop over a closed iterator simply ends.
 
         Args:
             prompt: The whole context, as messages (dicts with role and content, written with the checkpoint's
-                chat template), text (taken as it is), or token ids. Whatever was in the session before is
-                forgotten.
+                chat template), text (taken as it is), or token ids. Special tokens written in text, that of
+                messages included, are recognised as such: text from strangers can end a turn. Whatever was
+                in the session before is forgotten.
                 None: go on from what the session holds, for instance after prefill().
             sampling: Sampling parameters; what it leaves out comes from the checkpoint's
                 generation_config.json.
@@ -257,16 +274,20 @@ class Engine:
             enable_thinking: False asks for an answer without reasoning (messages only).
             thinking_token_budget: Not implemented yet.
             chat_template_kwargs: Further variables of the chat template (messages only).
-            progress: Called with (done, total) prompt tokens after each chunk of the prompt.
+            progress: Called with (done, total) prompt tokens, at first with 0 and then after each chunk of
+                the prompt.
             **options: Fields of SamplingParams, which win over sampling: max_tokens, temperature, top_p,
                 top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, seed, stop,
-                stop_token_ids, ignore_eos, logprobs, top_logprobs.
+                stop_token_ids, ignore_eos, logprobs, top_logprobs. stop does not apply inside reasoning.
 
         Raises:
             ValueError: An argument or message is wrong.
+            TypeError: An argument is unknown, or not the kind of object it has to be.
             ContextFullError: The prompt does not fit in the context.
             UnsupportedError: An argument is not implemented yet.
         """
+        if session is not None and not isinstance(session, Session):
+            raise TypeError(f"session must be a Session, not {type(session).__name__}")
         request = self._core.request(
             prompt,
             sampling,
@@ -280,10 +301,11 @@ class Engine:
             progress=progress,
         )
         if session is None:
-            return self._run(request)
+            flag = Flag()
+            return Stream(self._run(request, flag), flag)
         if session._core is not self._core:
             raise ValueError("session belongs to another engine")
-        return session.run(request)
+        return session._stream(request)
 
     def score(self, tokens: str | TokenIds, *, top_logprobs: int = 0) -> Score:
         """Return the log probability of each given token after those before it.
@@ -296,10 +318,7 @@ class Engine:
             ValueError: No token is given, or one the model does not have.
             ContextFullError: There are more tokens than the context holds.
         """
-        if isinstance(top_logprobs, bool) or not 0 <= top_logprobs <= MAX_SCORE_TOP:
-            raise ValueError(
-                f"top_logprobs must be an integer from 0 to {MAX_SCORE_TOP}, not {top_logprobs!r}"
-            )
+        check_int("top_logprobs", top_logprobs, 0, MAX_SCORE_TOP, optional=False)
         ids = self._core.token_ids(tokens)
         # The last position has no next token: its log probability is computed for token 0 and dropped.
         targets = np.append(ids[1:], np.int32(0)).astype(np.int32)
@@ -318,18 +337,18 @@ class Engine:
         return Score(ids, logprobs[:-1], top_ids, top)
 
     def _default_session(self) -> Session:
-        with self._lock:
+        with self._core.lock():
             if self._session is None:
                 self._session = Session(self._core)
             return self._session
 
-    def _run(self, request: Request) -> Generator[Chunk, None, None]:
+    def _run(self, request: Request, flag: Flag) -> Generator[Chunk, None, None]:
         session = self._default_session()
-        if session.claim(request) or request.ids is None:
-            yield from session.run(request)
+        if session._claim(flag) or request.ids is None:
+            yield from session._run(request, flag)
         else:
             with Session(self._core) as temporary:
-                yield from temporary.run(request)
+                yield from temporary._run(request, flag)
 
 
 def _check_settings(
@@ -342,20 +361,13 @@ def _check_settings(
 ) -> None:
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, not {device!r}")
-    bounds = (
-        ("context", context, 1),
-        ("prefill_chunk", prefill_chunk, 1),
-        ("max_sessions", max_sessions, 1),
-        ("threads", threads, 0),
-        ("memory_limit", memory_limit, 1),
-    )
-    for name, value, low in bounds:
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise ValueError(f"{name} must be an integer of at least {low}, not {value!r}")
-        if value >= 1 << 32 and name != "memory_limit":
-            raise ValueError(f"{name} must be below 2**32, not {value!r}")
+    check_int("context", context, 1, MAX_CONTEXT)
+    check_int("prefill_chunk", prefill_chunk, 64, 1 << 16, optional=False)
+    if prefill_chunk % 64:
+        raise ValueError(f"prefill_chunk must be a multiple of 64, not {prefill_chunk}")
+    check_int("max_sessions", max_sessions, 1, 1 << 12, optional=False)
+    check_int("threads", threads, 0, MAX_THREADS, optional=False)
+    check_int("memory_limit", memory_limit, 1, None)
 
 
 def _open(model: str | os.PathLike[str], revision: str | None, progress: Progress | None) -> Checkpoint:
@@ -364,8 +376,9 @@ def _open(model: str | os.PathLike[str], revision: str | None, progress: Progres
     checkpoint = open_checkpoint(resolve(model, revision, progress))
     try:
         SamplingParams().with_defaults(checkpoint.generation_config)
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint.folder}/generation_config.json: {error}") from error
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        reason = named(str(error))
+        raise CheckpointError(f"{checkpoint.folder}/generation_config.json: {reason}") from error
     return checkpoint
 
 
@@ -373,10 +386,18 @@ def _context_of(checkpoint: Checkpoint, context: int | None) -> int:
     return min(DEFAULT_CONTEXT, checkpoint.max_position) if context is None else context
 
 
+def _warn_beyond_training(checkpoint: Checkpoint, context: int) -> None:
+    if context > checkpoint.max_position:
+        trained = f"the {checkpoint.max_position} positions {checkpoint.name} was trained for"
+        warnings.warn(f"context {context} exceeds {trained}", stacklevel=3)
+
+
 def _memory_plan(checkpoint: Checkpoint, settings: dict[str, Any]) -> dict[str, int]:
     from lily import _native
 
-    return _native.memory_plan(_native.Config(**checkpoint.config), **settings)
+    plan = _native.memory_plan(_native.Config(**checkpoint.config), **settings)
+    parts = ("weights", "kv", "state", "logits", "scratch", "total")
+    return {part: plan[part] for part in parts}
 
 
 def _check_memory(name: str, plan: Mapping[str, int], limit: int | None, device: str) -> None:
@@ -389,9 +410,11 @@ def _check_memory(name: str, plan: Mapping[str, int], limit: int | None, device:
         return
     sizes = sorted(((size, part) for part, size in plan.items() if part != "total"), reverse=True)
     parts = ", ".join(f"{part} {_size_text(size)}" for size, part in sizes)
+    needed, most = _size_text(plan["total"]), _size_text(limit)
+    if needed == most or most == "0.0 MiB":
+        needed, most = f"{plan['total']} bytes", f"{limit} bytes"
     raise OutOfMemoryError(
-        f"{name} needs {_size_text(plan['total'])} ({parts}), {source} is {_size_text(limit)}; "
-        "a smaller context or max_sessions needs less"
+        f"{name} needs {needed} ({parts}), {source} is {most}; a smaller context or max_sessions needs less"
     )
 
 

@@ -16,7 +16,7 @@ class DeviceError(LilyError):
 
 
 class OutOfMemoryError(LilyError):
-    """The model, or one more session, does not fit in memory."""
+    """The model, or what a call needs, does not fit in memory."""
 
 
 class ContextFullError(LilyError):

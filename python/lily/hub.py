@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lily.errors import CheckpointError
+from lily.files import is_there, shown
 from lily.model_config import load_config, read_json
 
 DEMO = Path(__file__).resolve().parent / "demo"
@@ -44,20 +45,28 @@ def resolve(
     Raises:
         CheckpointError: nothing was found; the message says what was tried.
         UnsupportedError: the hub has a model Lily does not run; its weights are not downloaded then.
+        ValueError: `model` is neither a string nor a path.
     """
     if model == "demo":
         return DEMO
-    text = os.fspath(model)
+    text = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        raise ValueError(f"model must be a name or a path, not {type(model).__name__}")
     folder = Path(os.path.expanduser(text))
-    if text and folder.is_dir():
+    if text and os.path.isdir(folder):
         return folder.absolute()
-    if text and folder.exists():
+    if text and os.path.exists(folder):
         raise CheckpointError(f"{text}: is a file; give the folder that holds config.json and the weights")
-    if not isinstance(model, str) or not _HUB_ID.fullmatch(text) or ".." in text or "--" in text:
+    if not isinstance(model, str) or not _is_hub_id(text):
         raise CheckpointError(
-            f"{text!r}: no such folder, and no hub id (owner/name); the built-in model is 'demo'"
+            f"{shown(text)}: no such folder, and no hub id (owner/name); the built-in model is 'demo'"
         )
     return _from_hub(text, revision, progress, update)
+
+
+def _is_hub_id(text: str) -> bool:
+    """Tell whether a text has the form owner/name."""
+    return len(text) <= 200 and bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text
 
 
 def _from_hub(repo: str, revision: str | None, progress: Progress | None, update: bool) -> Path:
@@ -106,13 +115,18 @@ def _from_hub(repo: str, revision: str | None, progress: Progress | None, update
 
 def _is_complete(folder: Path) -> bool:
     """Tell whether every needed file is there; an interrupted download leaves some out."""
-    if not (folder / "config.json").is_file() or not (folder / "tokenizer.json").is_file():
-        return False
+    names = ["config.json", "tokenizer.json"]
     index = folder / _INDEX
-    if not index.is_file():
-        return (folder / "model.safetensors").is_file()
-    shards = read_json(index).get("weight_map")
-    return isinstance(shards, dict) and all((folder / str(shard)).is_file() for shard in shards.values())
+    if not is_there(index):
+        names.append("model.safetensors")
+    elif not os.path.isfile(index):
+        return False
+    else:
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict):
+            return False
+        names += {str(shard) for shard in shards.values()}
+    return all(os.path.isfile(folder / name) for name in names)
 
 
 def _failure(repo: str, revision: str | None, error: Exception) -> CheckpointError:

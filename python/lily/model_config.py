@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from lily.errors import CheckpointError, UnsupportedError
+from lily.files import MAX_JSON_BYTES, is_there, named, read_file, shown
 
 CONVERT = "convert the original model with `mlx_lm.convert --hf-path MODEL --mlx-path FOLDER -q`"
 GROUP_SIZE = 64
 MAX_LISTED = 8
-_MAX_JSON_BYTES = 100_000_000
 
 # Keyword of _native.Config -> (key in config.json, largest sane value).
 _COUNTS = {
@@ -72,17 +72,9 @@ class ModelConfig:
     generation_config: dict[str, Any]
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """Read a JSON file that must hold one object; `CheckpointError` if it cannot be read or is not one."""
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: larger than {_MAX_JSON_BYTES} bytes, not a configuration file")
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    return parse_json(data, str(path))
+    return parse_json(read_file(path, limit), str(path))
 
 
 def parse_json(data: bytes, where: str) -> dict[str, Any]:
@@ -100,7 +92,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in pairs:
         if name in result:
-            raise ValueError(f"duplicate name {name!r}")
+            raise ValueError(f"duplicate name {shown(name)}")
         result[name] = value
     return result
 
@@ -140,14 +132,14 @@ class _Section:
         value = self.values.get(key, default)
         if type(value) is not int or not low <= value <= high:
             expected = f"an integer from {low} to {high}"
-            raise CheckpointError(f"{self.where}{key}: found {value!r}, expected {expected}")
+            raise CheckpointError(f"{self.where}{key}: found {shown(value)}, expected {expected}")
         return value
 
     def number(self, key: str, low: float, high: float) -> float:
         value = self.values.get(key)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
             expected = f"a number from {low} to {high}"
-            raise CheckpointError(f"{self.where}{key}: found {value!r}, expected {expected}")
+            raise CheckpointError(f"{self.where}{key}: found {shown(value)}, expected {expected}")
         return float(value)
 
     def fixed(self, key: str, expected: object) -> None:
@@ -155,7 +147,7 @@ class _Section:
         # True == 1 in Python, so types are compared too; 256.0 for 256 is no different model.
         same = value == expected and isinstance(value, bool) == isinstance(expected, bool)
         if value is not None and not same:
-            raise UnsupportedError(f"{self.where}{key}: found {value!r}, supported is {expected!r}")
+            raise UnsupportedError(f"{self.where}{key}: found {shown(value)}, supported is {expected!r}")
 
     def section(self, key: str) -> _Section | None:
         value = self.values.get(key)
@@ -184,7 +176,7 @@ def load_config(folder: Path) -> ModelConfig:
     _check_quantisation(outer, counts["layers"])
 
     generation_path = folder / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.exists() else {}
+    generation = read_json(generation_path) if is_there(generation_path) else {}
     eos: frozenset[int] = frozenset()
     for section in (outer, text, _Section(generation, f"{generation_path}: ")):
         eos |= _eos(section, counts["vocab"])
@@ -199,15 +191,21 @@ def load_config(folder: Path) -> ModelConfig:
 
 def _text_section(outer: _Section) -> _Section:
     found = outer.values.get("model_type")
-    text = outer.section("text_config")
-    inner = text.values.get("model_type", "qwen3_5_moe_text") if text else "qwen3_5_moe_text"
-    if found not in ("qwen3_5_moe", "qwen3_5_moe_text") or inner != "qwen3_5_moe_text":
-        name = found if inner == "qwen3_5_moe_text" else inner
+    if found not in ("qwen3_5_moe", "qwen3_5_moe_text"):
         raise UnsupportedError(
-            f"{outer.where}model_type: found {name!r}, supported are 'qwen3_5_moe' "
+            f"{outer.where}model_type: found {shown(found)}, supported are 'qwen3_5_moe' "
             "(Qwen3.5 and 3.6 mixture of experts) and its text part 'qwen3_5_moe_text'"
         )
-    return text or outer
+    text = outer.section("text_config")
+    if text is None:
+        return outer
+    if "model_type" in text.values:
+        inner = text.values["model_type"]
+        if inner != "qwen3_5_moe_text":
+            raise UnsupportedError(
+                f"{text.where}model_type: found {shown(inner)}, supported is 'qwen3_5_moe_text'"
+            )
+    return text
 
 
 def _counts(text: _Section) -> dict[str, int]:
@@ -249,7 +247,7 @@ def _check_layer_types(text: _Section, layers: int, interval: int) -> None:
     for index, (found, wanted) in enumerate(zip(types, expected, strict=True)):
         if found != wanted:
             raise CheckpointError(
-                f"{text.where}layer_types[{index}]: found {found!r}, "
+                f"{text.where}layer_types[{index}]: found {shown(found)}, "
                 f"but full_attention_interval {interval} means {wanted!r}"
             )
 
@@ -262,7 +260,8 @@ def _rope_theta(text: _Section) -> float:
             section.fixed("type", "default")
             section.fixed("rope_type", "default")
             section.fixed("partial_rotary_factor", 0.25)
-    return rope.number("rope_theta", 1.0, 1e12)
+    # The engine needs more than 1 in fp32.
+    return rope.number("rope_theta", 1.001, 1e12)
 
 
 def _eos(section: _Section, vocab: int) -> frozenset[int]:
@@ -270,7 +269,8 @@ def _eos(section: _Section, vocab: int) -> frozenset[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if type(token) is not int or not 0 <= token < vocab:
-            raise CheckpointError(f"{section.where}eos_token_id: found {token!r}, expected ids below {vocab}")
+            where = f"{section.where}eos_token_id"
+            raise CheckpointError(f"{where}: found {shown(token)}, expected ids below {vocab}")
     return frozenset(ids)
 
 
@@ -283,7 +283,7 @@ def _check_quantisation(outer: _Section, layers: int) -> None:
     if "quant_method" in block.values:
         method = block.values["quant_method"]
         supported = f"supported is MLX 4-bit affine: {CONVERT}"
-        raise UnsupportedError(f"{block.where}quant_method: found {method!r}, {supported}")
+        raise UnsupportedError(f"{block.where}quant_method: found {shown(method)}, {supported}")
     default = _setting(block)
     if default != _PLAIN:
         found, supported = _describe(default), _describe(_PLAIN)
@@ -294,7 +294,7 @@ def _check_quantisation(outer: _Section, layers: int) -> None:
             continue
         setting = default if value is True else value
         if isinstance(value, dict):
-            setting = _setting(_Section(value, f"{block.where}{name}."))
+            setting = _setting(_Section(value, f"{block.where}{named(name)}."))
         modules[canonical_name(name)] = setting
     wanted: dict[str, object] = {}
     for layer in range(layers):
@@ -304,7 +304,7 @@ def _check_quantisation(outer: _Section, layers: int) -> None:
     for name in {**wanted, **modules}:
         setting, needed = modules.get(name, default), wanted.get(name, _PLAIN)
         if setting != needed:
-            problems.append(f"{name}: found {_describe(setting)}, supported is {_describe(needed)}")
+            problems.append(f"{named(name)}: found {_describe(setting)}, supported is {_describe(needed)}")
     if problems:
         raise UnsupportedError(f"{block.where[:-1]}: unsupported quantisation{listed(problems)}")
 
@@ -317,5 +317,7 @@ def _setting(section: _Section) -> tuple[int, int, object]:
 
 def _describe(setting: object) -> str:
     if isinstance(setting, tuple):
-        return f"{setting[0]} bits in groups of {setting[1]}, mode {setting[2]}"
-    return "unquantised" if setting is False else repr(setting)
+        mode = setting[2]
+        mode = named(mode) if isinstance(mode, str) else shown(mode)
+        return f"{setting[0]} bits in groups of {setting[1]}, mode {mode}"
+    return "unquantised" if setting is False else shown(setting)

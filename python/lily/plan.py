@@ -1,7 +1,7 @@
 """Print a recorded plan: python -m lily.plan decode [--shape qwen3.6-35b-a3b].
 
-A plan is the list of kernel launches of one forward pass, in stages: launches of a stage are independent of each
-other. Bytes are what a launch touches, as its shader says. No weights are needed.
+A plan is the list of kernel launches of one forward pass, in stages: launches of a stage are independent of
+each other. Bytes are what a launch touches, as its shader says. No weights are needed.
 """
 
 from __future__ import annotations

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+MAX_TOP_K = 2**31 - 1
 MAX_SEED = 2**64 - 1
 MAX_STOPS = 64
 MAX_BIAS = 1024
@@ -51,7 +53,7 @@ class SamplingParams:
         max_tokens: Most tokens to produce, at least 1. None: as many as the context has room for.
         temperature: At least 0; 0 is greedy and ignores top_p, top_k and min_p.
         top_p: Keep the most likely tokens whose probabilities add up to this; above 0, at most 1.
-        top_k: Keep this many most likely tokens; 0 or -1 keeps all.
+        top_k: Keep this many most likely tokens; 0 or -1 keeps all; at most 2**31 - 1.
         min_p: Drop tokens less likely than this share of the most likely one; 0 to 1.
         presence_penalty: Subtracted from the logit of every token already produced; -2 to 2.
         frequency_penalty: The same, times the number of occurrences; -2 to 2.
@@ -88,20 +90,18 @@ class SamplingParams:
     top_logprobs: int = 0
 
     def __post_init__(self) -> None:
-        _check_int("max_tokens", self.max_tokens, 1, None)
+        check_int("max_tokens", self.max_tokens, 1, None)
         _check_float("temperature", self.temperature, 0.0, None)
         _check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _check_int("top_k", self.top_k, -1, None)
+        check_int("top_k", self.top_k, -1, MAX_TOP_K)
         _check_float("min_p", self.min_p, 0.0, 1.0)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        _check_int("seed", self.seed, 0, MAX_SEED)
+        check_int("seed", self.seed, 0, MAX_SEED)
         _check_bool("ignore_eos", self.ignore_eos)
         _check_bool("logprobs", self.logprobs)
-        if self.top_logprobs is None:
-            raise ValueError(f"top_logprobs must be an integer from 0 to {MAX_TOP_LOGPROBS}, not None")
-        _check_int("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
+        check_int("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS, optional=False)
         if self.top_logprobs and not self.logprobs:
             raise ValueError(f"top_logprobs={self.top_logprobs} needs logprobs=True")
         # Frozen copies, so that a list or dict the caller changes later cannot change the parameters.
@@ -163,11 +163,15 @@ def _range_text(low: float | None, high: float | None, low_open: bool = False) -
     return f"above {low:g} and at most {high:g}" if low_open else f"from {low:g} to {high:g}"
 
 
-def _check_int(name: str, value: object, low: int, high: int | None) -> None:
-    if value is None:
+def check_int(name: str, value: object, low: int, high: int | None, optional: bool = True) -> None:
+    """Raise ValueError unless a value is an integer in a range, or None where that is allowed."""
+    if value is None and optional:
         return
-    integer = not isinstance(value, bool) and hasattr(value, "__index__")
-    if not integer or value < low or (high is not None and value > high):  # type: ignore[operator]
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = low - 1
+    if isinstance(value, bool) or number < low or (high is not None and number > high):
         bounds = f"at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{name} must be an integer {bounds}, not {value!r}")
 
@@ -176,7 +180,10 @@ def _check_float(name: str, value: object, low: float, high: float | None, low_o
     if value is None:
         return
     number = not isinstance(value, (bool, str)) and hasattr(value, "__float__")
-    x = float(value) if number else math.nan  # type: ignore[arg-type]
+    try:
+        x = float(value) if number else math.nan  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):  # an array, or an integer beyond any float
+        x = math.nan
     if not math.isfinite(x) or x < low or (low_open and x == low) or (high is not None and x > high):
         raise ValueError(f"{name} must be a number {_range_text(low, high, low_open)}, not {value!r}")
 
@@ -202,7 +209,7 @@ def _checked_ids(ids: Sequence[int] | None) -> tuple[int, ...]:
         raise ValueError(f"stop_token_ids must be a sequence of token ids, not {ids!r}")
     ids = tuple(ids)
     for token in ids:
-        _check_int("stop_token_ids: every id", token, 0, None)
+        check_int("stop_token_ids: every id", token, 0, None)
     return tuple(int(token) for token in ids)
 
 
@@ -214,7 +221,7 @@ def _checked_bias(bias: Mapping[int, float] | None) -> Mapping[int, float] | Non
     if len(bias) > MAX_BIAS:
         raise ValueError(f"logit_bias must have at most {MAX_BIAS} entries, not {len(bias)}")
     for token, value in bias.items():
-        _check_int("logit_bias: every token id", token, 0, None)
+        check_int("logit_bias: every token id", token, 0, None)
         if value is None:
             raise ValueError(f"logit_bias[{token}] must be a number from -100 to 100, not None")
         _check_float(f"logit_bias[{token}]", value, -100.0, 100.0)

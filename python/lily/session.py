@@ -2,156 +2,31 @@
 
 from __future__ import annotations
 
+import _thread
 import dataclasses
 import sys
-import threading
 from array import array
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lily.chat import Kind, ReplyStream
-from lily.errors import ContextFullError, LilyError, UnsupportedError
+from lily.core import Core, Ids, Messages, Progress, Request, TokenIds
+from lily.errors import ContextFullError, LilyError
 from lily.results import Chunk, Finish, Meter, PrefillProgress, Token, TokenLogprob
 from lily.sampling import SamplingOptions, SamplingParams, StepOptions
-from lily.tokenizer import Detokenizer, Tokenizer
+from lily.stream import Flag, ProcessLock, Stream, Unique
+from lily.tokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from lily import _native
-
-Ids: TypeAlias = npt.NDArray[np.int32]
-TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]]"
-Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
-Progress: TypeAlias = Callable[[int, int], object]
+_OUT_OF_DATE = "this iterator is out of date: another call on its session has started since"
 
 
-@dataclass(frozen=True)
-class Request:
-    """A checked call of generate(). ids None: go on from what the session holds."""
-
-    ids: Ids | None
-    params: SamplingParams
-    progress: Progress | None
-
-
-class Core:
-    """What an engine and its sessions share: the native engine and facts of the checkpoint.
-
-    Sessions hold the core and not the engine, so that an engine nobody refers to is freed at once.
-    """
-
-    def __init__(
-        self,
-        native: _native.Engine,
-        tokenizer: Tokenizer,
-        *,
-        context: int,
-        vocab: int,
-        eos_ids: frozenset[int],
-        generation_config: Mapping[str, Any],
-    ) -> None:
-        self._native: _native.Engine | None = native
-        self.tokenizer = tokenizer
-        self.context = context
-        self.vocab = vocab
-        self.eos_ids = eos_ids
-        self.generation_config = generation_config
-
-    @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return self._native is None
-
-    def native(self) -> _native.Engine:
-        """Return the native engine.
-
-        Raises:
-            LilyError: The engine is closed.
-        """
-        if self._native is None:
-            raise LilyError("the engine is closed")
-        return self._native
-
-    def close(self) -> None:
-        """Free the native engine; a second call does nothing."""
-        native, self._native = self._native, None
-        if native is not None:
-            native.close()
-
-    def token_ids(self, prompt: str | TokenIds | Messages, room: int | None = None) -> Ids:
-        """Turn a prompt into checked token ids.
-
-        Raises:
-            ValueError: It is empty, or not text or token ids of this model.
-            ContextFullError: It has more tokens than there is room for (default: the context).
-        """
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        try:
-            found = np.asarray(ids)
-        except ValueError:
-            found = np.empty((0, 0))
-        if found.size == 0 and found.ndim == 1:
-            raise ValueError("the prompt is empty")
-        if found.ndim != 1 or found.dtype.kind not in "iu":
-            raise ValueError("the prompt must be text or a flat sequence of token ids")
-        if found.min() < 0 or found.max() >= self.vocab:
-            wrong = found[(found < 0) | (found >= self.vocab)][0]
-            raise ValueError(f"token id {wrong} is not from 0 to {self.vocab - 1}")
-        room = self.context if room is None else room
-        if found.size > room:
-            rest = "" if room == self.context else f", of which {self.context - room} are in use"
-            raise ContextFullError(f"the prompt has {found.size} tokens, the context {self.context}{rest}")
-        return np.array(found, dtype=np.int32)  # a copy: the caller's array may change
-
-    def request(
-        self,
-        prompt: str | TokenIds | Messages | None,
-        sampling: SamplingParams | None,
-        options: SamplingOptions,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        tool_choice: object,
-        response_format: object,
-        enable_thinking: bool | None,
-        thinking_token_budget: int | None,
-        chat_template_kwargs: Mapping[str, Any] | None,
-        progress: Progress | None,
-    ) -> Request:
-        """Check the arguments of generate() and turn the prompt into token ids."""
-        self.native()
-        refused = {
-            "tool_choice": tool_choice,
-            "response_format": response_format,
-            "thinking_token_budget": thinking_token_budget,
-        }
-        for name, value in refused.items():
-            if value is not None:
-                raise UnsupportedError(f"{name} is not implemented yet; leave it out")
-        params = SamplingParams.make(sampling, options, "generate").with_defaults(self.generation_config)
-        self.check_ids_of(params)
-        template = {"tools": tools, "enable_thinking": enable_thinking, **(chat_template_kwargs or {})}
-        template = {name: value for name, value in template.items() if value is not None}
-        if _is_messages(prompt):
-            text = self.tokenizer.apply_chat_template(prompt, **template)
-            return Request(self.token_ids(text), params, progress)
-        if template:
-            raise ValueError(f"{next(iter(template))} goes with a prompt of messages only")
-        return Request(None if prompt is None else self.token_ids(prompt), params, progress)
-
-    def check_ids_of(self, params: SamplingParams) -> None:
-        """Raise ValueError if stop_token_ids or logit_bias name a token the model does not have."""
-        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
-            for index in ids or ():
-                if index >= self.vocab:
-                    raise ValueError(f"{name}: token id {index} is not from 0 to {self.vocab - 1}")
-
-
-class Session:
+class Session(Unique):
     """One timeline of tokens with its own state. Made by Engine.session().
 
     Calls may come from any thread; calls on one session run one after the other. Starting a call makes older
@@ -161,25 +36,32 @@ class Session:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._native = core.native().session()
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
         self._closed = False
         self._epoch = 0
         self._pending: _Prompt | None = None
         self._failure: BaseException | None = None
         self._tokens = array("i")  # the context, to see whether it ends inside reasoning
         self._detokenizer: Detokenizer = core.tokenizer.detokenizer()
-        self._owner: Request | None = None
+        self._claims = ProcessLock()  # one of its own, so that claiming never waits for a step
+        self._owner: Flag | None = None
 
     def __enter__(self) -> Session:
+        self._check_open()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        closed = self._closed or self._core.closed
+        return f"<lily.Session {'closed' if closed else f'at position {len(self._tokens)}'}>"
+
     @property
     def position(self) -> int:
         """Number of tokens processed so far."""
         self._check_open()
+        self._raise_parked()
         return self._native.position
 
     @property
@@ -189,13 +71,15 @@ class Session:
         Raises:
             LilyError: There is no token yet.
         """
-        with self._lock:
+        with self._lock():
             self._settle()
             return self._native.logits()
 
     def close(self) -> None:
-        """Give the session's memory back; a second call does nothing."""
-        with self._lock:
+        """Give the session's memory back; a second call, or one in a forked child, does nothing."""
+        if self._lock.foreign:
+            return
+        with self._lock():
             if not self._closed:
                 self._closed = True
                 self._pending = None
@@ -204,17 +88,21 @@ class Session:
 
     def reset(self) -> None:
         """Forget all tokens."""
-        with self._lock:
+        with self._lock():
             self._check_open()
             self._restart()
             self._epoch += 1
+            self._raise_parked()
 
     def prefill(self, prompt: str | TokenIds) -> Prefill:
         """Append a prompt to the context, in chunks.
 
         The work is done while the iterator is read. Dropped unread, it runs to completion, and the next call
-        on the session completes one that is still held. Leaving a loop over it early, or its close(), cancels
-        the rest; tokens already processed stay.
+        on the session completes one that is still held. Leaving a loop over it early, or its close() from any
+        thread, cancels the rest; so does Ctrl-C. Both take effect within one chunk, and tokens already
+        processed stay. After reset() or generate() what is left of a held one is out of date. Where Ctrl-C
+        has to be caught around the prompt alone, read the iterator: one that is dropped unread works in its
+        finaliser, and KeyboardInterrupt comes with the next call or turn of a loop behind it.
 
         Args:
             prompt: Text, taken as it is (special tokens in it are recognised), or token ids.
@@ -223,7 +111,7 @@ class Session:
             ValueError: The prompt is empty or has token ids the model does not have.
             ContextFullError: It does not fit; nothing was done.
         """
-        with self._lock:
+        with self._lock():
             self._settle()
             ids = self._core.token_ids(prompt, self._core.context - self._native.position)
             self._epoch += 1
@@ -236,8 +124,10 @@ class Session:
         max_tokens: int | None = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[StepOptions],
-    ) -> Iterator[Token]:
+    ) -> Stream[Token]:
         """Choose and append tokens one by one; greedy by default, does not stop at end tokens.
+
+        The iterator's close(), from any thread, ends a loop over it within one step.
 
         Args:
             max_tokens: Number of tokens; None goes on until the context is full.
@@ -257,7 +147,8 @@ class Session:
                 raise ValueError(f"step() does not use {name}; generate() does")
         self._core.check_ids_of(params)
         self._check_open()
-        return self._steps(params)
+        flag = Flag()
+        return Stream(self._steps(params, flag), flag)
 
     def generate(
         self,
@@ -272,7 +163,7 @@ class Session:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         **options: Unpack[SamplingOptions],
-    ) -> Generator[Chunk, None, None]:
+    ) -> Stream[Chunk]:
         """Answer a prompt. Like Engine.generate(), in this session.
 
         The prompt is the whole context: what the session held is forgotten. None goes on from what it holds,
@@ -290,32 +181,38 @@ class Session:
             chat_template_kwargs=chat_template_kwargs,
             progress=progress,
         )
+        return self._stream(request)
+
+    def _stream(self, request: Request) -> Stream[Chunk]:
         self._check_open()
-        return self.run(request)
+        flag = Flag()
+        return Stream(self._run(request, flag), flag)
 
-    def claim(self, request: Request) -> bool:
-        """Reserve an idle session for a request; False if a generation is under way."""
-        with self._lock:
-            if self._owner is None:
-                self._owner = request
-            return self._owner is request
+    def _claim(self, flag: Flag) -> bool:
+        """Reserve an idle session for a generation; False if another one is under way."""
+        with self._claims():
+            if self._owner is None or self._owner.raised:
+                self._owner = flag
+            return self._owner is flag
 
-    def run(self, request: Request) -> Generator[Chunk, None, None]:
+    def _run(self, request: Request, flag: Flag) -> Generator[Chunk, None, None]:
         """Carry out a checked request; generate() without the checks."""
-        with self._lock:
-            self._owner = request
+        with self._claims():
+            if flag.raised:
+                return
+            self._owner = flag
         try:
-            yield from self._reply(request)
+            yield from self._reply(request, flag)
         finally:
-            with self._lock:
-                if self._owner is request:
-                    self._owner = None
+            flag.raised = True
 
-    def _steps(self, params: SamplingParams) -> Iterator[Token]:
-        epoch = self._begin(params, restart=False)
+    def _steps(self, params: SamplingParams, flag: Flag) -> Generator[Token, None, None]:
+        epoch = self._begin(params, flag, restart=False)
         produced = 0
         while params.max_tokens is None or produced < params.max_tokens:
-            with self._lock:
+            with self._lock():
+                if flag.raised:
+                    return
                 self._check_current(epoch)
                 if self._native.position >= self._core.context:
                     if params.max_tokens is None and produced:
@@ -326,16 +223,20 @@ class Session:
             produced += 1
             yield Token(index, logprob, text)
 
-    def _reply(self, request: Request) -> Iterator[Chunk]:
+    def _reply(self, request: Request, flag: Flag) -> Iterator[Chunk]:
         meter = Meter()
-        epoch = self._begin(request.params, restart=request.ids is not None)
+        epoch = self._begin(request.params, flag, restart=request.ids is not None)
+        if flag.raised:
+            return
         if request.ids is None:
             meter.prompt = meter.cached = self.position
             if not meter.prompt:
                 raise LilyError("there is nothing to go on from: give a prompt, or call prefill() first")
         else:
             meter.prompt = len(request.ids)
-            self._feed_all(request.ids, request.progress, epoch)
+            self._feed_all(request.ids, request.progress, epoch, flag)
+        if flag.raised:
+            return
         meter.prefilled()
 
         params = request.params
@@ -346,7 +247,9 @@ class Session:
         finish: Finish | None = None if limit else "length"
         pieces: list[tuple[Kind, str]] = []
         while finish is None:
-            with self._lock:
+            with self._lock():
+                if flag.raised:
+                    return
                 self._check_current(epoch)
                 meter.start()
                 top = self._top(params.top_logprobs)
@@ -371,38 +274,46 @@ class Session:
         last = _chunk(last_text, last_kind, unread, params)
         yield dataclasses.replace(last, finish_reason=finish, usage=meter.usage())
 
-    def _begin(self, params: SamplingParams, restart: bool) -> int:
-        """Make this call the session's current one and return its epoch."""
-        with self._lock:
+    def _begin(self, params: SamplingParams, flag: Flag, restart: bool) -> int:
+        """Make this call the session's current one and return its epoch; one that is over changes nothing."""
+        with self._lock():
+            if flag.raised:
+                return self._epoch
             self._check_open()
             if restart:
                 self._restart()
+                self._raise_parked()
             else:
-                self._settle()
+                self._settle(flag)
             self._epoch += 1
             self._native.set_sampling(**params.native())
             return self._epoch
 
     def _restart(self) -> None:
         self._pending = None
-        self._failure = None
         self._native.reset()
         del self._tokens[:]
         self._detokenizer.flush()
 
-    def _feed_all(self, ids: Ids, progress: Progress | None, epoch: int) -> None:
+    def _feed_all(self, ids: Ids, progress: Progress | None, epoch: int, flag: Flag) -> None:
         done = 0
+        if progress is not None:
+            progress(done, len(ids))
         while done < len(ids):
-            with self._lock:
+            with self._lock():
+                if flag.raised:
+                    return
                 self._check_current(epoch)
                 done += self._feed(ids[done:])
             if progress is not None:
                 progress(done, len(ids))
 
     def _feed(self, ids: Ids) -> int:
-        taken = self._native.prefill(ids)
-        self._tokens.extend(ids[:taken].tolist())
-        return taken
+        before = self._native.position
+        try:
+            return self._native.prefill(ids)
+        finally:  # Ctrl-C may come when the work is done and its result not yet known
+            self._tokens.extend(ids[: self._native.position - before].tolist())
 
     def _advance(self) -> tuple[int, float]:
         index, logprob = self._native.step()
@@ -417,10 +328,14 @@ class Session:
 
     def _continue(self, prompt: _Prompt) -> bool:
         """Process one chunk of a prompt; False if nothing of it is left to do."""
-        with self._lock:
-            if prompt is not self._pending:
+        with self._lock():
+            if prompt.cancelled or prompt.done == len(prompt.ids):
+                if prompt is self._pending:
+                    self._pending = None
                 return False
             self._check_open()
+            if prompt is not self._pending:
+                raise LilyError(_OUT_OF_DATE)
             try:
                 prompt.done += self._feed(prompt.ids[prompt.done :])
             except BaseException:
@@ -430,27 +345,33 @@ class Session:
                 self._pending = None
             return True
 
-    def _cancel(self, prompt: _Prompt) -> None:
-        with self._lock:
-            if prompt is self._pending:
-                self._pending = None
+    def _finish_dropped(self, prompt: _Prompt) -> bool:
+        """Complete a prompt nobody holds; True if Ctrl-C stopped it.
 
-    def _finish_dropped(self, prompt: _Prompt) -> None:
-        """Complete a prompt nobody holds; an error is kept for the next call, as a finaliser cannot raise."""
+        Another error is kept for the next call, as a finaliser cannot raise.
+        """
         try:
-            while not self._closed and not self._core.closed and self._continue(prompt):
-                pass
-        except BaseException as error:  # Ctrl-C too
+            while prompt is self._pending and not (self._lock.foreign or self._closed or self._core.closed):
+                self._continue(prompt)
+        except KeyboardInterrupt:
+            prompt.cancelled = True
+            return True
+        except BaseException as error:
+            prompt.cancelled = True
             self._failure = error
+        return False
 
-    def _settle(self) -> None:
+    def _settle(self, flag: Flag | None = None) -> None:
         """Complete a prompt that was not read, and raise what went wrong with one that was dropped."""
         self._check_open()
+        self._raise_parked()
+        while self._pending is not None and not (flag is not None and flag.raised):
+            self._continue(self._pending)
+
+    def _raise_parked(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        while self._pending is not None and self._continue(self._pending):
-            pass
 
     def _check_open(self) -> None:
         self._core.native()
@@ -460,32 +381,55 @@ class Session:
     def _check_current(self, epoch: int) -> None:
         self._check_open()
         if epoch != self._epoch:
-            raise LilyError("this iterator is out of date: another call on its session has started since")
+            raise LilyError(_OUT_OF_DATE)
 
 
-class Prefill(Iterator[PrefillProgress]):
+class Prefill(Unique, Iterator[PrefillProgress]):
     """Iterator of prefill(): each item is the progress after one more chunk."""
+
+    _prompt: _Prompt | None = None  # until __init__ has come to its end
 
     def __init__(self, session: Session, prompt: _Prompt) -> None:
         self._session = session
-        self._prompt = prompt
         self._read = False
+        self._interrupt: _Interrupt | None = None
+        self._prompt = prompt
 
     def __next__(self) -> PrefillProgress:
-        self._read = True
-        if not self._session._continue(self._prompt):
+        prompt = self._prompt
+        if prompt is None:
             raise StopIteration
-        return PrefillProgress(self._prompt.done, len(self._prompt.ids))
+        self._read = True
+        try:
+            if not self._session._continue(prompt):
+                raise StopIteration
+        except BaseException:
+            prompt.cancelled = True
+            raise
+        return PrefillProgress(prompt.done, len(prompt.ids))
 
     def close(self) -> None:
-        """Cancel what is left; tokens already processed stay in the context."""
-        self._session._cancel(self._prompt)
+        """Cancel what is left, from any thread; tokens already processed stay in the context."""
+        if self._prompt is not None:
+            self._prompt.cancelled = True
 
     def __del__(self) -> None:
+        if self._prompt is None:
+            return
         if self._read:
             self.close()
-        elif not sys.is_finalizing():
-            self._session._finish_dropped(self._prompt)
+        elif not sys.is_finalizing() and self._session._finish_dropped(self._prompt):
+            self._interrupt = _Interrupt()
+
+
+class _Interrupt:
+    """Delivers Ctrl-C that came in a finaliser, where Python only prints exceptions.
+
+    Its own finaliser runs no Python code, so the exception is raised in the code that dropped the last
+    reference. There Python looks for signals at the next call or turn of a loop, not in the statement itself.
+    """
+
+    __del__ = staticmethod(_thread.interrupt_main)
 
 
 class _Prompt:
@@ -494,14 +438,9 @@ class _Prompt:
     def __init__(self, ids: Ids) -> None:
         self.ids = ids
         self.done = 0
+        self.cancelled = False
 
 
 def _chunk(text: str, kind: Kind, tokens: list[TokenLogprob], params: SamplingParams) -> Chunk:
     ids = tuple(token.id for token in tokens)
     return Chunk(text, kind, ids, logprobs=tuple(tokens) if params.logprobs else None)
-
-
-def _is_messages(prompt: str | TokenIds | Messages | None) -> TypeGuard[Messages]:
-    if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence) or not prompt:
-        return False
-    return isinstance(prompt[0], Mapping) or hasattr(prompt[0], "model_dump")

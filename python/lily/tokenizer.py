@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import codecs
-import json
+import contextlib
 import operator
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from lily.errors import CheckpointError, UnsupportedError
+from lily.files import MAX_JSON_BYTES, is_there, named, read_file
+from lily.model_config import read_json
 
 if TYPE_CHECKING:
     from lily.chat import ChatTemplate
@@ -28,6 +30,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTES = _byte_alphabet()
+_MAX_CONFIG_BYTES = 10_000_000
 
 
 class Tokenizer:
@@ -40,8 +43,8 @@ class Tokenizer:
             own.
 
     Raises:
-        CheckpointError: tokenizer.json is missing or damaged.
-        UnsupportedError: It is not a byte-level tokenizer.
+        CheckpointError: tokenizer.json is missing or damaged, or has ids the model does not have.
+        UnsupportedError: It is not a byte-level BPE tokenizer.
     """
 
     def __init__(self, folder: str | pathlib.Path, vocab: int | None = None) -> None:
@@ -49,17 +52,15 @@ class Tokenizer:
 
         self._folder = pathlib.Path(folder)
         path = self._folder / "tokenizer.json"
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing")
-        try:
-            self._backend = Backend.from_file(str(path))
-        except Exception as error:  # tokenizers raises bare Exception
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-        if type(self._backend.decoder).__name__ != "ByteLevel":
-            found = type(self._backend.decoder).__name__
-            raise UnsupportedError(
-                f"{path}: decoder {found} found, only byte-level BPE (ByteLevel) is supported"
-            )
+        data = read_file(path, MAX_JSON_BYTES)
+        with _typed(CheckpointError, f"{path} cannot be read"):
+            self._backend = Backend.from_buffer(data)
+        for part, wanted in (("model", "BPE"), ("decoder", "ByteLevel")):
+            found = type(getattr(self._backend, part)).__name__
+            if found != wanted:
+                raise UnsupportedError(
+                    f"{path}: {part} {found} found, only byte-level BPE ({wanted}) is supported"
+                )
         # A saved tokenizer may carry a length limit or padding; a prompt must not be cut or filled up.
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -69,7 +70,12 @@ class Tokenizer:
         self._special = frozenset(
             index for index, token in self._backend.get_added_tokens_decoder().items() if token.special
         )
-        highest = max([self._backend.get_vocab_size(with_added_tokens=True) - 1, *self._added.values()])
+        ids = self._backend.get_vocab(with_added_tokens=True).values()
+        highest = max([*ids, *self._added.values()], default=-1)
+        if vocab is not None and highest >= vocab:
+            raise CheckpointError(
+                f"{path}: token ids go up to {highest}, but the model has {vocab} tokens (config.json)"
+            )
         self._vocab = highest + 1 if vocab is None else vocab
         self._pieces: dict[int, bytes] = {}
         self._template: ChatTemplate | None = None
@@ -110,7 +116,8 @@ class Tokenizer:
             raise ValueError(
                 f"text has a lone surrogate at character {error.start}, which is not Unicode"
             ) from None
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        with _typed(ValueError, "text cannot be turned into tokens"):
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
@@ -119,7 +126,10 @@ class Tokenizer:
         Raises:
             ValueError: An id is outside 0 ... vocab_size - 1.
         """
-        many = [ids] if isinstance(ids, int) else ids
+        try:
+            many = iter(ids)  # type: ignore[arg-type]
+        except TypeError:
+            many = iter([ids])  # type: ignore[list-item]
         data = b"".join(self.token_bytes(index, skip_special_tokens) for index in many)
         return data.decode("utf-8", errors="replace")
 
@@ -215,6 +225,8 @@ class Tokenizer:
             ValueError: The messages do not fit the template; the message says which one and why.
             CheckpointError: The checkpoint has no chat template, or the template is broken.
         """
+        if enable_thinking is not None and not isinstance(enable_thinking, bool):
+            raise ValueError(f"enable_thinking must be True or False, not {enable_thinking!r}")
         if self._template is None:
             from lily.chat import ChatTemplate
 
@@ -253,12 +265,15 @@ class Detokenizer:
 def _config(folder: pathlib.Path) -> dict[str, Any]:
     """Read tokenizer_config.json; a checkpoint may do without it."""
     path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return {}
+    return read_json(path, _MAX_CONFIG_BYTES) if is_there(path) else {}
+
+
+@contextlib.contextmanager
+def _typed(kind: type[Exception], what: str) -> Iterator[None]:
+    """Give errors of the backend a class: it raises bare Exception, and panics that are not even that."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: a JSON object expected, {type(config).__name__} found")
-    return config
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what}: {named(str(error))}") from error

@@ -17,7 +17,7 @@ _EXAMPLES = """examples:
   lily generate "Why is the sky blue?"
   lily chat --model mlx-community/Qwen3.6-35B-A3B-4bit
   lily info --model ./checkpoint --json
-  lily score < book.txt
+  lily score < page.txt
 """
 
 
@@ -38,10 +38,17 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0, 1 after an error, 2 for wrong usage, 130 after Ctrl-C."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  for the rest of the program
+    if sys.stdout is None:
+        note("standard output is closed")
+        return 1
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character must not end the answer
             stream.reconfigure(errors="replace")
-    args = make_parser().parse_args(argv)
+    args, rest = make_parser().parse_known_args(argv)
+    if rest:  # said by the command's own parser, with its usage
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
@@ -50,12 +57,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return _interrupted()
         except BrokenPipeError:  # the reader, such as head, has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             return 1
         except (LilyError, ValueError, OSError, ImportError) as error:
             note(f"{error}" or type(error).__name__)
+            _drop_output()
             return 1
     return int(status)
+
+
+def _drop_output() -> None:
+    """Throw away output that cannot be written, so that Python does not try again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupted() -> int:

@@ -32,6 +32,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry the command out."""
     options = sampling_of(args)
+    if sys.stdin is None:
+        raise ValueError("standard input is closed")
     if args.no_thinking:
         options["enable_thinking"] = False
     with open_engine(args, max_sessions=1) as engine:
@@ -78,7 +80,7 @@ def _answer(engine: Engine, messages: list[dict[str, str]], line: str, options: 
     """Answer one line and add both to the conversation; a stopped answer counts as far as it went."""
     messages.append({"role": "user", "content": line})
     reply = Reply()
-    bar = ProgressBar("reading", unit=" tokens")
+    bar = ProgressBar("reading", unit=" tokens", least=64)
     try:
         reply.read(engine.generate(messages, progress=bar, **options))
     except ContextFullError as error:
@@ -90,4 +92,5 @@ def _answer(engine: Engine, messages: list[dict[str, str]], line: str, options: 
     finally:
         bar.wipe()
         reply.end_line()
+    reply.explain_end(options.get("max_tokens"))
     messages.append({"role": "assistant", "content": reply.text, "reasoning_content": reply.reasoning})

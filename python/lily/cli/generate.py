@@ -17,7 +17,7 @@ from lily.cli.options import (
     sampling_of,
 )
 from lily.cli.reply import Reply, speed_line
-from lily.cli.terminal import ProgressBar, dim, is_terminal, note
+from lily.cli.terminal import ProgressBar, dim, is_terminal
 
 _EXAMPLES = """  lily generate "What is the capital of France?"
   lily generate --raw --max-tokens 64 --temperature 0 "Once upon a time"
@@ -46,9 +46,9 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry the command out."""
     if args.raw and (args.system is not None or args.no_thinking):
-        raise ValueError("--raw goes without the chat template, so --system and --no-thinking do not apply")
-    text = read_text(args.prompt)
+        args.parser.error("--raw goes without the chat template, so --system and --no-thinking do not apply")
     options = sampling_of(args)
+    text = read_text(args.prompt)
     prompt: Any = text
     if not args.raw:
         prompt = [{"role": "user", "content": text}]
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             options["enable_thinking"] = False
     with open_engine(args, max_sessions=1) as engine:
         reply = Reply(quiet=args.json)
-        bar = ProgressBar("reading prompt", unit=" tokens")
+        bar = ProgressBar("reading prompt", unit=" tokens", least=64)
         try:
             reply.read(engine.generate(prompt, ignore_eos=args.ignore_eos, progress=bar, **options))
         finally:
@@ -67,11 +67,10 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps({"model": engine.info()["model"], **_record(reply)}, ensure_ascii=False))
             return 0
-    if reply.finish_reason == "length" and reply.reasoning and not reply.text:
-        note("the tokens were used up before the answer began: raise --max-tokens, or use --no-thinking")
+    reply.explain_end(args.max_tokens)
     if reply.usage is not None and is_terminal(sys.stderr):
         print(dim(speed_line(reply.usage), sys.stderr), file=sys.stderr)
-    return 0
+    return 1 if reply.unanswered else 0
 
 
 def _record(reply: Reply) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from lily.cli.terminal import ProgressBar, is_terminal
-from lily.engine import DEVICES, Engine
+from lily.engine import DEVICES, MAX_CONTEXT, MAX_THREADS, Engine
+from lily.sampling import SamplingParams
 
 _MIB = 1 << 20
 
@@ -39,7 +41,23 @@ def add_command(commands: Any, name: str, text: str, examples: str) -> argparse.
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(parser=parser)
     return parser
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """Return a type for integers of a range."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = low - 1
+        if not low <= number <= high:
+            raise argparse.ArgumentTypeError(f"must be an integer from {low} to {high}, not {text!r}")
+        return number
+
+    return parse
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +68,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--revision", metavar="REV", help="revision on the hub")
     group.add_argument("--device", default="auto", choices=DEVICES, help="where to run (default: auto)")
     text = "most tokens of prompt and answer together (default: 32768, or the model's maximum if less)"
-    group.add_argument("--context", type=int, metavar="N", help=text)
-    group.add_argument("--threads", type=int, default=0, metavar="N", help="threads of the cpu device")
+    group.add_argument("--context", type=whole(1, MAX_CONTEXT), metavar="N", help=text)
+    text = "threads of the cpu device (default: 0, one for each core)"
+    group.add_argument("--threads", type=whole(0, MAX_THREADS), default=0, metavar="N", help=text)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -65,8 +84,18 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the sampling parameters that were given, as arguments of generate()."""
-    names = [name.replace("-", "_") for name, *_ in _SAMPLING] + ["stop"]
-    return {name: value for name in names if (value := getattr(args, name)) is not None}
+    options: dict[str, Any] = {}
+    for option in [name for name, *_ in _SAMPLING] + ["stop"]:
+        name = option.replace("-", "_")
+        value = getattr(args, name)
+        if value is None:
+            continue
+        try:
+            SamplingParams(**{name: value})
+        except ValueError as error:
+            args.parser.error(f"argument --{option}: {error}")
+        options[name] = value
+    return options
 
 
 def open_engine(args: argparse.Namespace, **settings: Any) -> Engine:
@@ -90,12 +119,14 @@ def read_text(argument: str | None) -> str:
     """Return a text argument, or standard input if it is missing or "-".
 
     Raises:
-        ValueError: Nothing was given.
+        ValueError: Nothing was given, or standard input is closed.
     """
     if argument is not None and argument != "-":
         return argument
     if argument is None and is_terminal(sys.stdin):
         raise ValueError("give the text as an argument, or on standard input")
+    if sys.stdin is None:
+        raise ValueError("standard input is closed: give the text as an argument")
     text = sys.stdin.read()
     if not text.strip():
         raise ValueError("standard input is empty")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from lily.cli.terminal import dim, is_terminal
+from lily.cli.terminal import dim, is_terminal, note
 from lily.results import Chunk, Usage
 
 
@@ -44,6 +44,23 @@ class Reply:
         """End the line of the answer."""
         if not self._quiet and (self.text or (self.reasoning and self._terminal)):
             print(flush=True)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the tokens were used up by reasoning."""
+        return self.finish_reason == "length" and bool(self.reasoning) and not self.text
+
+    def explain_end(self, max_tokens: int | None) -> None:
+        """Say why an answer was cut off: a complaint if it never began, else a hint on a terminal."""
+        if self.finish_reason != "length" or self.usage is None:
+            return
+        full = max_tokens is None or self.usage.completion_tokens < max_tokens
+        if self.unanswered:
+            option = "--context" if full else "--max-tokens"
+            note(f"the tokens were used up before the answer began: raise {option}, or use --no-thinking")
+        elif is_terminal(sys.stderr):
+            hint = "(context full)" if full else "(stopped at --max-tokens)"
+            print(dim(hint, sys.stderr), file=sys.stderr)
 
     def _show_reasoning(self, text: str, first: bool) -> None:
         if self._quiet or not self._terminal or not text:

@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from lily.cli.options import add_command, add_model_options, open_engine, read_text
+from lily.cli.options import add_command, add_model_options, open_engine, read_text, whole
+from lily.engine import MAX_SCORE_TOP
 
 _EXAMPLES = """  lily score "The capital of France is Paris."
   lily score --json --top 5 < page.txt
@@ -15,11 +16,17 @@ _EXAMPLES = """  lily score "The capital of France is Paris."
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = add_command(commands, "score", "print the perplexity of a text", _EXAMPLES)
+    parser = add_command(
+        commands, "score", "print the perplexity of a text that fits in the context", _EXAMPLES
+    )
     parser.add_argument("text", nargs="?", help="the text; without it, or as -, standard input")
     parser.add_argument("--json", action="store_true", help="print one JSON object with every token")
     parser.add_argument(
-        "--top", type=int, default=0, metavar="K", help="with --json, also the K likeliest tokens"
+        "--top",
+        type=whole(0, MAX_SCORE_TOP),
+        default=0,
+        metavar="K",
+        help="with --json, also the K likeliest tokens",
     )
     add_model_options(parser)
     parser.set_defaults(run=run)
@@ -28,7 +35,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry the command out."""
     if args.top and not args.json:
-        raise ValueError("--top needs --json")
+        args.parser.error("--top needs --json")
     text = read_text(args.text)
     with open_engine(args, max_sessions=1) as engine:
         ids = engine.tokenizer.encode(text)

@@ -32,12 +32,14 @@ class ProgressBar:
         label: What is being done.
         scale: Units of the counter that make one of the unit shown.
         unit: Unit shown.
+        least: Totals below this are done too soon for a bar.
     """
 
-    def __init__(self, label: str, scale: float = 1, unit: str = "") -> None:
+    def __init__(self, label: str, scale: float = 1, unit: str = "", least: int = 0) -> None:
         self._label = label
         self._scale = scale
         self._unit = unit
+        self._least = least
         self._stream = sys.stderr
         self._active = is_terminal(self._stream)
         self._drawn = 0.0  # when the bar that is on the screen was drawn; 0 if there is none
@@ -47,7 +49,7 @@ class ProgressBar:
         now = time.monotonic()
         if done >= total:
             self.wipe()
-        if not self._active or done >= total or now - self._drawn < 0.05:
+        if not self._active or done >= total or total < self._least or now - self._drawn < 0.05:
             return
         self._drawn = now
         counts = (
