@@ -20,7 +20,11 @@ using uchar = unsigned char;
 using ushort = unsigned short;
 using uint = unsigned int;
 using ulong = unsigned long;
+#if defined(__aarch64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
+using half = __fp16;  // _Float16 came to this compiler's C++ in version 13
+#else
 using half = _Float16;
+#endif
 
 // The upper half of a float; conversion rounds to nearest even and keeps a NaN a NaN. Conversion from float
 // is explicit, as shaders must be.
