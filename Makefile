@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CXX_SOURCES := $(wildcard src/lily_native/*.cpp src/lily_native/*.h tests/native/*.cpp)
 PACKAGE_SOURCES := pyproject.toml CMakeLists.txt $(shell find python src shaders tools -name '*.py' -o -name '*.cpp' \
-    -o -name '*.h' -o -name '*.metal' -o -name '*.txt' -o -name '*.jinja' -o -name '*.json' -o -name '*.safetensors')
+    -o -name '*.h' -o -name '*.metal' -o -name '*.txt' -o -name '*.jinja' -o -name '*.json' -o -name '*.safetensors' -o -name '*.pyi' -o -name py.typed)
 PROMPT ?= Tell me a story about a fox named Tim.
 K ?=
 DEVICE ?= cpu

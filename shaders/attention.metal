@@ -58,7 +58,7 @@ inline void attend_range(thread attend<GROUP>& a, device const bfloat* k_cache, 
                          device const uint* table, uint kv_heads, uint kv_head, uint first, uint last, uint lane,
                          uint simd) {
     for (uint t = first + simd; t < last; t += SIMDS) {
-        const uint at = ((table[t / PAGE] * PAGE + t % PAGE) * kv_heads + kv_head) * HEAD_DIM;
+        const uint at = (cache_row(table, t) * kv_heads + kv_head) * HEAD_DIM;
         a.token(k_cache + at, v_cache + at, lane);
     }
 }

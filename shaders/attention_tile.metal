@@ -27,7 +27,7 @@ inline void stage_cache(threadgroup act_t* tile, device const bfloat* cache, dev
         for (uint i = 0; i < 8; i++) v[i] = 0;
         if (token < end) {
             device const bfloat* from =
-                cache + ((table[token / PAGE] * PAGE + token % PAGE) * kv_heads + kv_head) * HEAD_DIM + dim + col;
+                cache + (cache_row(table, token) * kv_heads + kv_head) * HEAD_DIM + dim + col;
             for (uint i = 0; i < 8; i++) v[i] = float(from[i]);
         }
         tile_put8(tile, row, col, pack8(v));

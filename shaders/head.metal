@@ -32,12 +32,8 @@ KERNEL(head_logits, 8)(
     constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K), SPLIT = mv_split(K);
     SHARED float part[SIMDS * MV_ROWS];
     inputs_ready();
-    const uint k = K ? K : args.hidden, first = group.x * ROWS, row = first + simd / SPLIT * MV_ROWS;
-    quant_acc<4> acc[ROWS_PER_LANE];
-    for (uint r = 0; r < ROWS_PER_LANE; r++) acc[r].clear();
-    mv_accumulate<4, SPLIT>(acc, x, w + row * (k / 32), scales + row * (k / QUANT_GROUP),
-                            biases + row * (k / QUANT_GROUP), k, lane, simd % SPLIT);
-    mv_reduce<4>(acc, part + simd * MV_ROWS, lane);
+    const uint first = group.x * ROWS;
+    mv_partials<4, SPLIT>(x, w, scales, biases, K ? K : args.hidden, first, part, lane, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = tid; i < ROWS; i += SIMDS * SIMD_WIDTH)
         logits[state_next(step) * args.vocab + first + i] = mv_row<SPLIT>(part, i);
@@ -97,6 +93,34 @@ KERNEL(head_pick, 1)(
     outputs_follow();
 }
 
+// One row's log probability of `target` (if there is one) and its `top` most likely tokens.
+template <uint SIMDS>
+inline void write_logprobs(device const float* row, uint vocab, uint top, uint target, device float* logprob,
+                           device uint* top_ids, device float* top_logprobs, threadgroup float* part,
+                           threadgroup uint* at, uint tid, uint lane, uint simd) {
+    const logit_stats all = block_stats<SIMDS>(row, 0, vocab, 1.0f, part, at, tid, lane, simd);
+    const float norm = all.most + precise::log(all.sum);
+    if (tid == 0 && target < vocab) logprob[0] = row[target] - norm;
+    float last = all.most;
+    uint last_index = all.index;
+    for (uint j = 0; j < top; j++) {
+        if (tid == 0) {
+            top_ids[j] = last_index;
+            top_logprobs[j] = last - norm;
+        }
+        float most = -INFINITY;
+        uint index = NO_TOKEN;
+        for (uint i = tid; i < vocab; i += SIMDS * SIMD_WIDTH)
+            if (before(last, last_index, row[i], i) && before(row[i], i, most, index)) {
+                most = row[i];
+                index = i;
+            }
+        group_best<SIMDS>(most, index, part, at, lane, simd);
+        last = most;
+        last_index = index;
+    }
+}
+
 struct logprob_rows_args {
     uint rows;
     uint vocab;
@@ -106,7 +130,7 @@ struct logprob_rows_args {
 
 // logprob_rows: one threadgroup makes one row's log probability of its target and its `top` most likely tokens.
 //   grid: (rows, 1, 1)
-//   used: encode_score, encode_top
+//   used: encode_score
 KERNEL(logprob_rows, 8)(
     device const float*         logits       [[buffer(0)]],  // [rows, vocab]
     device const uint*          targets      [[buffer(1)]],  // [rows]
@@ -123,39 +147,34 @@ KERNEL(logprob_rows, 8)(
     inputs_ready();
     const uint r = group.x;
     if (r + args.first >= step->rows) return;
-    device const float* row = logits + r * args.vocab;
-    const logit_stats all = block_stats<SIMDS>(row, 0, args.vocab, 1.0f, part, at, tid, lane, simd);
-    const float norm = all.most + precise::log(all.sum);
-    if (tid == 0) logprobs[r] = row[min(targets[r], args.vocab - 1)] - norm;
-    float last = all.most;
-    uint last_index = all.index;
-    for (uint j = 0; j < args.top; j++) {
-        if (tid == 0) {
-            top_ids[r * args.top + j] = last_index;
-            top_logprobs[r * args.top + j] = last - norm;
-        }
-        float most = -INFINITY;
-        uint index = NO_TOKEN;
-        for (uint i = tid; i < args.vocab; i += SIMDS * SIMD_WIDTH)
-            if (before(last, last_index, row[i], i) && before(row[i], i, most, index)) {
-                most = row[i];
-                index = i;
-            }
-        const float high = simd_max(most);
-        const uint low = simd_min(most == high ? index : NO_TOKEN);
-        if (lane == 0) {
-            part[simd] = high;
-            at[simd] = low;
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        last = part[0];
-        last_index = at[0];
-        for (uint s = 1; s < SIMDS; s++)
-            if (before(part[s], at[s], last, last_index)) {
-                last = part[s];
-                last_index = at[s];
-            }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
+    write_logprobs<SIMDS>(logits + r * args.vocab, args.vocab, args.top, min(targets[r], args.vocab - 1), logprobs + r,
+                          top_ids + r * args.top, top_logprobs + r * args.top, part, at, tid, lane, simd);
+    outputs_follow();
+}
+
+struct logprob_next_args {
+    uint sessions;
+    uint vocab;
+    uint top;
+};
+
+// logprob_next: one threadgroup makes the `top` most likely tokens of the next generation's logits.
+//   grid: (1, 1, 1)
+//   bytes: logits = vocab * 4
+//   used: encode_top
+KERNEL(logprob_next, 8)(
+    device const float*         logits       [[buffer(0)]],  // [sessions, GENERATIONS, vocab]
+    device const StepState*     step         [[buffer(1)]],  // [1]
+    device uint*                top_ids      [[buffer(2)]],  // [top]
+    device float*               top_logprobs [[buffer(3)]],  // [top]
+    constant logprob_next_args& args         [[buffer(4)]],
+    GRID)
+{
+    constexpr uint SIMDS = simdgroups(8);
+    SHARED float part[SIMDS];
+    SHARED uint at[SIMDS];
+    inputs_ready();
+    write_logprobs<SIMDS>(logits + state_next(step) * args.vocab, args.vocab, args.top, NO_TOKEN, top_logprobs, top_ids,
+                          top_logprobs, part, at, tid, lane, simd);
     outputs_follow();
 }

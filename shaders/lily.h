@@ -21,11 +21,10 @@ constexpr uint simdgroups(uint n) { return n; }
 
 #include "shape.h"
 
-// The type of every input of a quantised product, and of dequantised tiles.
-using act_t = half;
-
-// Saturates; what is not a number stays so, and shows.
-inline act_t to_act(float v) { return act_t(v != v ? v : clamp(v, -65504.0f, 65504.0f)); }
+// Half saturates, bfloat has the range of float; what is not a number stays so, and shows.
+template <class T> inline T narrowed(float v) { return T(v); }
+template <> inline half narrowed<half>(float v) { return half(v != v ? v : clamp(v, -65504.0f, 65504.0f)); }
+inline act_t to_act(float v) { return narrowed<act_t>(v); }
 
 // Called before a launch's first dependent read and after its last one. They let a device overlap the start of a launch
 // with the end of the one before; on Metal and the CPU they are nothing.
@@ -73,6 +72,9 @@ template <uint SIMDS> inline float group_sum(float v, threadgroup float* part, u
     threadgroup_barrier(mem_flags::mem_threadgroup);
     return sum;
 }
+
+// The cache row of a session's token t: its page, then its place in the page. table is the session's.
+inline uint cache_row(device const uint* table, uint t) { return table[t / PAGE] * PAGE + t % PAGE; }
 
 // The recurrent state of a step: what it reads and what it writes, as an index into [sessions, GENERATIONS].
 inline uint state_now(device const StepState* step) { return step->session * GENERATIONS + step->generation; }

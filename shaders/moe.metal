@@ -192,14 +192,8 @@ template <uint PAIR, uint SPLIT>
 inline void expert_partials(device const act_t* x, device const uint4* w, device const bfloat* scales,
                             device const bfloat* biases, uint k, uint first, uint second, threadgroup float* part,
                             uint simds, uint lane, uint simd) {
-    for (uint p = 0; p < PAIR; p++) {
-        const uint row = first + p * second + simd / SPLIT * MV_ROWS;
-        quant_acc<4> acc[ROWS_PER_LANE];
-        for (uint r = 0; r < ROWS_PER_LANE; r++) acc[r].clear();
-        mv_accumulate<4, SPLIT>(acc, x, w + row * (k / 32), scales + row * (k / QUANT_GROUP),
-                                biases + row * (k / QUANT_GROUP), k, lane, simd % SPLIT);
-        mv_reduce<4>(acc, part + (p * simds + simd) * MV_ROWS, lane);
-    }
+    for (uint p = 0; p < PAIR; p++)
+        mv_partials<4, SPLIT>(x, w, scales, biases, k, first + p * second, part + p * simds * MV_ROWS, lane, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
@@ -240,12 +234,14 @@ KERNEL(expert_mv_gate_up, 8)(
     outputs_follow();
 }
 
-// expert_mv_down: decode; one threadgroup makes mv_rows(0) values of one chosen expert's output, the shared one last.
-//   grid: (hidden / mv_rows(0), used + 1, 1)
+// expert_mv_down: decode; one threadgroup makes mv_rows(K) values of one chosen expert's output, the shared one last.
+//   grid: (hidden / mv_rows(K), used + 1, 1)
+//   const: K = inner, KS = shared_inner
 //   bytes: w = used * inner * hidden / 2
 //   bytes: scales = used * inner * hidden / 32
 //   bytes: biases = used * inner * hidden / 32
 //   used: encode_expert_row
+template <uint K, uint KS>
 KERNEL(expert_mv_down, 8)(
     device const act_t*      h             [[buffer(0)]],   // [used * inner + shared_inner]
     device const uint*       ids           [[buffer(1)]],   // [used]
@@ -259,11 +255,11 @@ KERNEL(expert_mv_down, 8)(
     constant expert_mv_args& args          [[buffer(9)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(0), SPLIT = mv_split(0);
+    constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K), SPLIT = mv_split(K);
     SHARED float part[SIMDS * MV_ROWS];
     inputs_ready();
     const bool routed = group.y < args.used;
-    const uint k = routed ? args.inner : args.shared_inner, first = group.x * ROWS;
+    const uint k = routed ? (K ? K : args.inner) : (KS ? KS : args.shared_inner), first = group.x * ROWS;
     const uint matrix = routed ? ids[group.y] * args.hidden : 0;
     expert_partials<1, SPLIT>(h + group.y * args.inner, routed ? w : shared_w, routed ? scales : shared_scales,
                               routed ? biases : shared_biases, k, matrix + first, 0, part, SIMDS, lane, simd);
@@ -279,8 +275,9 @@ struct moe_combine_args {
     float shared_scale;  // SWIGLU_SHIFT where the shared output still lacks it, else 1
 };
 
-// moe_combine: one threadgroup adds the experts' outputs of 256 columns of one row to the residual stream, in order.
-//   grid: ((hidden + 255) / 256, rows, 1)
+// moe_combine: one threadgroup adds COMBINE_COLUMNS columns of one row's expert outputs to the residual stream, in
+// order.
+//   grid: ((hidden + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS, rows, 1)
 //   used: encode_moe
 KERNEL(moe_combine, 2)(
     device const float*       routed  [[buffer(0)]],  // [rows, used, hidden]
@@ -293,10 +290,10 @@ KERNEL(moe_combine, 2)(
 {
     constexpr uint THREADS = simdgroups(2) * SIMD_WIDTH;
     inputs_ready();
-    const uint row = group.y, last = min(group.x * 256 + 256, args.hidden);
+    const uint row = group.y, first = group.x * COMBINE_COLUMNS, last = min(first + COMBINE_COLUMNS, args.hidden);
     if (row >= step->rows) return;
     device const float* p = weights + row * (args.used + 1);
-    for (uint d = group.x * 256 + tid; d < last; d += THREADS) {
+    for (uint d = first + tid; d < last; d += THREADS) {
         float sum = 0;
         for (uint j = 0; j < args.used; j++) sum = fma(p[j], routed[(row * args.used + j) * args.hidden + d], sum);
         sum = fma(p[args.used], shared[row * args.hidden + d] * args.shared_scale, sum);

@@ -85,6 +85,18 @@ template <uint BITS> inline void mv_reduce(thread quant_acc<BITS>* acc, threadgr
     }
 }
 
+// The partial sums of a threadgroup's rows, from matrix row `row` on; after a barrier mv_row adds them up. part has
+// MV_ROWS places for each simdgroup.
+template <uint BITS, uint SPLIT>
+inline void mv_partials(device const act_t* x, device const uint4* w, device const bfloat* scales,
+                        device const bfloat* biases, uint k, uint row, threadgroup float* part, uint lane, uint simd) {
+    const uint first = row + simd / SPLIT * MV_ROWS, g = first * (k / QUANT_GROUP);
+    quant_acc<BITS> acc[ROWS_PER_LANE];
+    for (uint r = 0; r < ROWS_PER_LANE; r++) acc[r].clear();
+    mv_accumulate<BITS, SPLIT>(acc, x, w + first * (k * BITS / 128), scales + g, biases + g, k, lane, simd % SPLIT);
+    mv_reduce<BITS>(acc, part + simd * MV_ROWS, lane);
+}
+
 // Row i of a threadgroup's product: the sum of its SPLIT partial sums.
 template <uint SPLIT> inline float mv_row(const threadgroup float* part, uint i) {
     const uint set = i / MV_ROWS, row = i % MV_ROWS;

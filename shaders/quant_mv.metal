@@ -13,20 +13,6 @@ struct qmv_args {
     uint k;
 };
 
-// The threadgroup's partial sums; row i of the group is then mv_row(part, i).
-template <uint BITS, uint K, uint SIMDS>
-inline void qmv_partials(device const act_t* x, device const uint4* w, device const bfloat* scales,
-                         device const bfloat* biases, uint k, threadgroup float* part, uint first, uint lane,
-                         uint simd) {
-    constexpr uint SPLIT = mv_split(K);
-    const uint row = first + simd / SPLIT * MV_ROWS, g = row * (k / QUANT_GROUP);
-    quant_acc<BITS> acc[ROWS_PER_LANE];
-    for (uint r = 0; r < ROWS_PER_LANE; r++) acc[r].clear();
-    mv_accumulate<BITS, SPLIT>(acc, x, w + row * (k * BITS / 128), scales + g, biases + g, k, lane, simd % SPLIT);
-    mv_reduce<BITS>(acc, part + simd * MV_ROWS, lane);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-}
-
 // qmv: one threadgroup makes mv_rows(K) values of one row.
 //   grid: (n / mv_rows(K), rows, 1)
 //   const: BITS <= 8, K = k
@@ -47,7 +33,8 @@ KERNEL(qmv, 8)(
     const uint k = K ? K : args.k;
     inputs_ready();
     if (group.y >= step->rows) return;
-    qmv_partials<BITS, K, SIMDS>(x + group.y * k, w, scales, biases, k, part, group.x * ROWS, lane, simd);
+    mv_partials<BITS, mv_split(K)>(x + group.y * k, w, scales, biases, k, group.x * ROWS, part, lane, simd);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     device float* out = y + group.y * args.n + group.x * ROWS;
     for (uint i = tid; i < ROWS; i += SIMDS * SIMD_WIDTH) out[i] = mv_row<mv_split(K)>(part, i);
     outputs_follow();
@@ -73,7 +60,8 @@ KERNEL(qmv_add, 8)(
     const uint k = K ? K : args.k;
     inputs_ready();
     if (group.y >= step->rows) return;
-    qmv_partials<BITS, K, SIMDS>(x + group.y * k, w, scales, biases, k, part, group.x * ROWS, lane, simd);
+    mv_partials<BITS, mv_split(K)>(x + group.y * k, w, scales, biases, k, group.x * ROWS, part, lane, simd);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     device float* out = y + group.y * args.n + group.x * ROWS;
     for (uint i = tid; i < ROWS; i += SIMDS * SIMD_WIDTH) out[i] += mv_row<mv_split(K)>(part, i);
     outputs_follow();

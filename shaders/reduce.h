@@ -12,6 +12,27 @@ struct logit_stats {
 // The larger logit wins; equal ones go to the lower index.
 inline bool before(float a, uint ai, float b, uint bi) { return a > b || (a == b && ai < bi); }
 
+// Replaces every thread's candidate by the best one of the threadgroup. part and at have SIMDS values.
+template <uint SIMDS>
+inline void group_best(thread float& most, thread uint& index, threadgroup float* part, threadgroup uint* at, uint lane,
+                       uint simd) {
+    const float high = simd_max(most);
+    const uint low = simd_min(most == high ? index : NO_TOKEN);
+    if (lane == 0) {
+        part[simd] = high;
+        at[simd] = low;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    most = part[0];
+    index = at[0];
+    for (uint j = 1; j < SIMDS; j++)
+        if (before(part[j], at[j], most, index)) {
+            most = part[j];
+            index = at[j];
+        }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
 // The statistics of logits [first, last); every thread gets them. part and at have SIMDS values.
 template <uint SIMDS>
 inline logit_stats block_stats(device const float* logits, uint first, uint last, float scale, threadgroup float* part,
@@ -24,21 +45,7 @@ inline logit_stats block_stats(device const float* logits, uint first, uint last
             s.most = logits[i];
             s.index = i;
         }
-    const float high = simd_max(s.most);
-    const uint low = simd_min(s.most == high ? s.index : NO_TOKEN);
-    if (lane == 0) {
-        part[simd] = high;
-        at[simd] = low;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    s.most = part[0];
-    s.index = at[0];
-    for (uint j = 1; j < SIMDS; j++)
-        if (before(part[j], at[j], s.most, s.index)) {
-            s.most = part[j];
-            s.index = at[j];
-        }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    group_best<SIMDS>(s.most, s.index, part, at, lane, simd);
     float sum = 0;
     // A block of logits that are all -inf has no weight.
     // Sums of 64 are summed, because one lane may own a whole vocabulary.

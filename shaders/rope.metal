@@ -18,10 +18,7 @@ struct rope_write_args {
     float eps;
 };
 
-// The cache row of token t: its page, then its place in the page.
-inline uint cache_row(device const uint* page_table, uint session, uint session_pages, uint t) {
-    return page_table[session * session_pages + t / PAGE] * PAGE + t % PAGE;
-}
+constant constexpr float QUERY_SCALE = 0.0625f;  // HEAD_DIM^-0.5
 
 // rope_write: one simdgroup makes one head of one row: query heads, then key heads, then value heads.
 //   grid: (heads + 2 * kv_heads, rows, 1)
@@ -48,7 +45,7 @@ KERNEL(rope_write, 1)(
     const uint row = group.y, head = group.x;
     if (row >= step->rows) return;
     const uint position = step->position + row;
-    const uint at = cache_row(page_table, step->session, args.session_pages, position) * args.kv_heads;
+    const uint at = cache_row(page_table + step->session * args.session_pages, position) * args.kv_heads;
     device const float* keys = proj + row * args.proj_dim + args.heads * 2 * HEAD_DIM;
     if (head >= args.heads + args.kv_heads) {
         const uint h = head - args.heads - args.kv_heads;
@@ -74,7 +71,7 @@ KERNEL(rope_write, 1)(
     if (query) {
         const uint shared = args.heads / args.kv_heads;  // query heads of a KV head
         device act_t* out = q + ((head / shared * args.rows + row) * shared + head % shared) * HEAD_DIM;
-        for (uint j = 0; j < DIMS; j++) out[j * SIMD_WIDTH + lane] = to_act(v[j] * 0.0625f);
+        for (uint j = 0; j < DIMS; j++) out[j * SIMD_WIDTH + lane] = to_act(v[j] * QUERY_SCALE);
     } else {
         device bfloat* out = k_cache + (at + head - args.heads) * HEAD_DIM;
         for (uint j = 0; j < DIMS; j++) out[j * SIMD_WIDTH + lane] = bfloat(v[j]);

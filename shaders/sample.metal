@@ -16,8 +16,7 @@ struct sample_args {
     uint vocab;
 };
 
-constant constexpr ushort SEEN_IN_PROMPT = 0x8000;  // of a penalty count; the rest is the count in the output
-constant constexpr ushort COUNT_MASK = 0x7fff;
+constant constexpr float WHOLE_MASS = 2147483648.0f;  // 2^31, the mass of probability 1
 
 // sample_adjust: one threadgroup applies the penalties to VOCAB_BLOCK logits and counts the last token. Without
 // penalties the counts are left alone; the host writes them anew when a session begins to use them.
@@ -130,11 +129,11 @@ KERNEL(sample_mass, 8)(
     inputs_ready();
     const float scale = sharpness(params[step->session].temperature);
     const logit_stats s = join_stats(stats, indices, (args.vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, scale);
-    const float unit = 2147483648.0f / s.sum;
+    const float unit = WHOLE_MASS / s.sum;
     const uint last = min(group.x * VOCAB_BLOCK + VOCAB_BLOCK, args.vocab);
     for (uint i = group.x * VOCAB_BLOCK + tid; i < last; i += THREADS) {
         const float m = precise::exp(scale * (adjusted[i] - s.most)) * unit;
-        mass[i] = m > 0 ? uint(min(m, 2147483648.0f)) : 0;  // nothing for what is not a number
+        mass[i] = m > 0 ? uint(min(m, WHOLE_MASS)) : 0;  // nothing for what is not a number
     }
     outputs_follow();
 }

@@ -4,6 +4,9 @@
 // token), inner (expert width), vocab, pages, sessions. All arrays are row-major, the last axis fastest.
 #pragma once
 
+// The type of every input of a quantised product, and of dequantised tiles: half or bfloat.
+using act_t = half;
+
 // The model's identity: a checkpoint with other values is refused.
 constant constexpr uint HEAD_DIM = 256;     // attention head
 constant constexpr uint ROTARY_DIM = 64;    // leading dims of a head that rotate
@@ -25,6 +28,7 @@ constant constexpr uint ROUTE_BLOCK = 256;  // (row, expert) pairs that one rout
 constant constexpr uint VOCAB_BLOCK = 4096; // logits that one reduction threadgroup reads
 constant constexpr uint CONV_ROWS = 16;     // tokens that one convolution threadgroup makes
 constant constexpr uint CHANNELS = 64;      // channels that one elementwise threadgroup makes
+constant constexpr uint COMBINE_COLUMNS = 256;  // columns that one combining threadgroup makes
 
 // Limits of local arrays.
 constant constexpr uint MAX_EXPERTS = 512;
@@ -35,6 +39,10 @@ constant constexpr uint MAX_BIAS = 1024;    // logit_bias entries
 constant constexpr uint SWIGLU_SHIFT = 64;
 
 constant constexpr uint NO_TOKEN = 0xffffffff;
+
+// A penalty count: whether the token is in the prompt, and how often in the output.
+constant constexpr uint SEEN_IN_PROMPT = 0x8000;
+constant constexpr uint COUNT_MASK = 0x7fff;
 
 // What the launches of one step read to know where they are. The tail of a step moves it on: position += rows,
 // generation + 1, rows = 1. Logits and penalty counts of the rows being computed belong to the next generation.

@@ -256,9 +256,10 @@ def attention_tile(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
 
 
 def moe_route(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
-    logits = g.rows(d, d.routed + 20, scale=3)
-    logits[:, : d.routed // 2] = np.round(logits[:, : d.routed // 2])  # many ties
-    args = {"rows": d.rows, "n": d.routed + 20, "experts": d.routed, "used": min(d.used, d.routed)}
+    routed = c["E"] or d.routed
+    logits = g.rows(d, routed + 20, scale=3)
+    logits[:, : routed // 2] = np.round(logits[:, : routed // 2])  # many ties
+    args = {"rows": d.rows, "n": routed + 20, "experts": routed, "used": min(d.used, routed)}
     return Made(args, {"logits": logits, "step": g.step(d)}, {"ids": 0, "weights": 8})
 
 
@@ -334,14 +335,15 @@ def expert_mv_gate_up(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
 
 
 def expert_mv_down(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    inner, shared = c["K"] or d.inner, c["KS"] or d.shared
     slots = {
-        "h": g.acts(d.used * d.inner + d.shared),
+        "h": g.acts(d.used * inner + shared),
         "ids": g.experts(1, d.used, d.experts)[0],
-        **g.weights(d.experts, d.k, d.inner),
-        **g.weights(d.k, d.shared, prefix="shared_"),
+        **g.weights(d.experts, d.k, inner),
+        **g.weights(d.k, shared, prefix="shared_"),
     }
-    args = {"hidden": d.k, "inner": d.inner, "shared_inner": d.shared, "experts": d.experts, "used": d.used}
-    return Made(args, slots, {"y": chain(max(d.inner, d.shared), g)})
+    args = {"hidden": d.k, "inner": inner, "shared_inner": shared, "experts": d.experts, "used": d.used}
+    return Made(args, slots, {"y": chain(max(inner, shared), g)})
 
 
 def ordered(d: Dims, made: Order) -> dict[str, Array]:

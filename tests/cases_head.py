@@ -84,6 +84,13 @@ def logprob_rows(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
     return Made({"rows": d.rows, "vocab": d.vocab, "top": top, "first": first}, slots, ulps)
 
 
+def logprob_next(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
+    step = g.step(d)
+    args = {"sessions": d.sessions, "vocab": d.vocab, "top": min(1 + d.n // 10, d.vocab)}
+    slots = {"logits": logit_pool(g, d, step)[0], "step": step}
+    return Made(args, slots, {"top_ids": 0, "top_logprobs": 8 + d.vocab / 256})
+
+
 def params(g: Numbers, d: Dims, **fields: float) -> Array:
     """SampleParams of every session; those of the last one as given, the others as no one would want them."""
     p = np.zeros(d.sessions, STRUCTS["SampleParams"])
@@ -188,6 +195,6 @@ def sample_pick(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
 
 
 HEAD_INPUTS = (
-    *(head_logits, head_reduce, head_pick, logprob_rows),
+    *(head_logits, head_reduce, head_pick, logprob_rows, logprob_next),
     *(sample_adjust, sample_bias, sample_reduce, sample_mass, sample_pick),
 )

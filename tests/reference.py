@@ -57,9 +57,7 @@ def expected(
         shape = shape_of(slot["shape"], names)
         setattr(views, slot["name"], decode(slot["type"], slots[slot["name"]], shape))
     floats = {
-        arg["name"]: np.float64(np.float32(args[arg["name"]]))
-        for arg in kernel["args"]
-        if arg["type"] == "float"
+        arg["name"]: np.float64(np.float32(args[arg["name"]])) for arg in kernel["args"] if arg["type"] == "f"
     }
     return REFERENCES[kernel["name"]](views, Space(**{**args, **floats}), Space(**consts))
 

@@ -83,6 +83,14 @@ def logprob_rows(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     }
 
 
+def logprob_next(s: Slots, a: Any, c: Any) -> dict[str, Out]:
+    logits = s.logits[s.step.session, next_generation(s.step)]
+    norm = logits.max() + np.log(np.exp(logits - logits.max()).sum())
+    best = np.argsort(-logits, kind="stable")[: a.top]
+    scale = np.abs(logits[best]) + abs(norm) + 1
+    return {"top_ids": Out(best.astype(np.float64)), "top_logprobs": Out(logits[best] - norm, scale)}
+
+
 # Sampling
 
 
@@ -160,6 +168,6 @@ def sample_pick(s: Slots, a: Any, c: Any) -> dict[str, Out]:
 
 
 HEAD_REFERENCES = (
-    *(head_logits, head_reduce, head_pick, logprob_rows),
+    *(head_logits, head_reduce, head_pick, logprob_rows, logprob_next),
     *(sample_adjust, sample_bias, sample_reduce, sample_mass, sample_pick),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import pathlib
+import re
 from collections.abc import Mapping
 from types import SimpleNamespace as Space
 from typing import Any, NamedTuple
@@ -12,12 +14,14 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-ACT_MAX = 65504.0
+SHAPE_H = pathlib.Path(__file__).resolve().parent.parent / "shaders" / "shape.h"
+ACT_TYPE = re.findall(r"^using act_t = (\w+);", SHAPE_H.read_text(encoding="utf-8"), re.M)[0]
+ACT_MAX = 65504.0 if ACT_TYPE == "half" else np.inf
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "float": np.dtype("f4"),
     "half": np.dtype("f2"),
-    "act_t": np.dtype("f2"),
+    "act_t": np.dtype("f2" if ACT_TYPE == "half" else "u2"),
     "bfloat": np.dtype("u2"),
     "ushort": np.dtype("u2"),
     "uint": np.dtype("u4"),
@@ -68,7 +72,7 @@ def decode(kind: str, raw: Array, shape: tuple[int, ...]) -> Any:
         records = np.ascontiguousarray(raw).view(STRUCTS[kind]).reshape(-1)
         spaces = [Space(**{f: record[f].item() for f in STRUCTS[kind].names or ()}) for record in records]
         return spaces[0] if kind == "StepState" else spaces
-    if kind == "bfloat":
+    if (ACT_TYPE if kind == "act_t" else kind) == "bfloat":
         return bf16_values(raw).reshape(shape)
     values = raw.astype(np.float64 if raw.dtype.kind == "f" else np.int64)
     return values.reshape((*shape, 4) if kind == "uint4" else shape)
@@ -92,7 +96,9 @@ def bf16_bits(x: Array) -> Array:
 
 
 def half_values(x: Array) -> Array:
-    """x rounded to half, saturating: what act_t holds."""
+    """x rounded to act_t, saturating as half does."""
+    if ACT_TYPE == "bfloat":
+        return bf16_values(bf16_bits(x))
     return saturated(x).astype(np.float16).astype(np.float64)
 
 

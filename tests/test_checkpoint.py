@@ -258,7 +258,6 @@ def test_damaged_value(folder: Path, key: str, value: object, word: str) -> None
         ("moe_intermediate_size", 32),
         ("shared_expert_intermediate_size", 100),
         ("num_attention_heads", 9),
-        ("linear_num_value_heads", 9),
         ("num_experts", 513),
         ("num_experts_per_tok", 5),
     ],
@@ -274,12 +273,21 @@ def test_unsupported_value(folder: Path, key: str, value: object) -> None:
         ({"num_attention_heads": 3, "num_key_value_heads": 2}, "multiples of num_key_value_heads (2)"),
         ({"num_key_value_heads": 4}, "num_attention_heads: found 2"),
         ({"linear_num_key_heads": 2, "linear_num_value_heads": 3}, "multiples of linear_num_key_heads (2)"),
-        ({"num_experts": 64, "num_experts_per_tok": 17}, "at most 16"),
+        ({"num_attention_heads": 18, "num_key_value_heads": 2}, "at most 8 per num_key_value_heads (2)"),
+        ({"num_experts": 64, "num_experts_per_tok": 65}, "at most num_experts (64)"),
     ],
 )
 def test_unsupported_combination(folder: Path, values: dict[str, int], word: str) -> None:
     edit_text_config(folder, values)
     refused(folder, UnsupportedError, word)
+
+
+def test_many_experts_used_and_value_heads(tmp_path: Path) -> None:
+    """Neither has a limit but the experts and a whole number of value heads per key head."""
+    shape = dataclasses.replace(SMALL, experts=17, experts_used=17, delta_key_heads=1, delta_value_heads=9)
+    config = open_checkpoint(make_checkpoint(tmp_path / "many", shape)).config
+    assert config["experts_used"] == 17
+    assert config["delta_value_heads"] == 9
 
 
 def test_tied_embeddings_outside_the_text_config(folder: Path) -> None:

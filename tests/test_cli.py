@@ -19,7 +19,7 @@ import pytest
 from lily.cli import main
 from lily.cli.terminal import ProgressBar
 
-PROGRAM = [sys.executable, "-m", "lily.cli"]
+PROGRAM = [sys.executable, "-m", "lily"]
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 

@@ -11,6 +11,15 @@ from lily import Engine, SamplingParams
 LENGTHS = (1, 63, 64, 65, 130, 1500)
 WHOLE = 2048
 
+# Bounds of the largest difference of the demo model's 4,096 logits, which have a standard deviation of 4.
+# Widths: fp32 sums in another order, 0.015 measured; no router flips at these tokens.
+WIDTH_BOUND = 0.1
+# A token that was prefilled and the same one decoded: prefill rounds each weight to half, decode does not.
+# Median over positions: 0.0132 measured. A router that flips at some of them (1.9) does not move it.
+DECODE_BOUND = 0.03
+# One token after 2,099: 0.0077 measured, and 0.24 when the merge leaves out the last, short block.
+LONG_BOUND = 0.05
+
 
 def random_ids(count: int, seed: int = 7) -> list[int]:
     rng = np.random.default_rng(seed)
@@ -63,6 +72,24 @@ def test_number_of_threads_does_not_change_a_bit(device: str) -> None:
     np.testing.assert_array_equal(results[0], results[2])
 
 
+def test_simdgroups_agree_with_one_thread() -> None:
+    """Width 32 runs what a GPU runs: other tiles, sums split among lanes and simdgroups."""
+    tokens, logits = [], []
+    for device in ("cpu", "cpu32"):
+        with (
+            Engine("demo", device=device, prefill_chunk=64, context=64) as engine,
+            engine.session() as session,
+        ):
+            list(session.prefill(random_ids(40)))
+            logits.append(session.logits)
+            tokens.append([token.id for token in session.step(5, temperature=0.0)])
+            logits.append(session.logits)
+    assert tokens[0] == tokens[1]
+    differences = [float(np.abs(logits[i] - logits[i + 2]).max()) for i in range(2)]
+    print(f"\nlargest logit difference, prefill {differences[0]:.4f}, decode {differences[1]:.4f}")
+    assert max(differences) <= WIDTH_BOUND
+
+
 def test_sessions_side_by_side_are_as_alone(engine: Engine) -> None:
     prompts = [random_ids(90, seed) for seed in (1, 2)]
     options = SamplingParams(temperature=0.8, seed=5, presence_penalty=0.5)
@@ -108,12 +135,8 @@ def test_long_context_in_blocks_agrees_with_prefill(device: str) -> None:
         list(session.step(max_tokens=1, logit_bias={ids[-1]: 100.0}))
         assert session.position == len(ids)
         got = session.logits
-    assert np.abs(got - expected).max() <= DECODE_BOUND
-
-
-# Difference of a logit between a token that was prefilled and the same token decoded, where no router flips:
-# prefill rounds each weight to half, decode does not. The demo model's logits have a standard deviation of 4.
-DECODE_BOUND = 0.25
+    print(f"\nlargest logit difference {np.abs(got - expected).max():.4f}")
+    assert np.abs(got - expected).max() <= LONG_BOUND
 
 
 def test_decode_is_close_to_prefill(engine: Engine) -> None:

@@ -26,6 +26,7 @@ VARIANTS = [(device, name, consts) for device in DEVICES for name, consts in _na
 UNWRITTEN_BYTE = 0xFF  # not a number in every float type
 
 UNIT = 2.0**-24  # rounding of fp32
+LONG_K = 2048  # from here on mv_split (quant.h) depends on k
 # Below this, devices may flush to zero, and 1 / exp(x) is zero where exp(x) overflows.
 FLOOR = 1e-36
 
@@ -161,7 +162,10 @@ def test_kernel(device: str, name: str, consts: dict[str, int]) -> None:
         assert same_bits(after, shared), f"{name} ({case.label}): two threads differ from one"
         if generic := generic_form(kernel, case):
             plain = run(device, kernel, generic)
-            assert same_bits(after, plain), f"{name} ({case.label}): the generic form differs"
+            check(kernel, generic, plain)
+            assert splits_otherwise(device, case) or same_bits(after, plain), (
+                f"{name} ({case.label}): the generic form differs"
+            )
 
 
 def generic_form(kernel: Mapping[str, Any], case: Case) -> Case | None:
@@ -170,6 +174,16 @@ def generic_form(kernel: Mapping[str, Any], case: Case) -> Case | None:
     if consts == dict(case.consts):
         return None
     return Case(case.label, case.args, MappingProxyType(consts), case.slots, case.ulps)
+
+
+def splits_otherwise(device: str, case: Case) -> bool:
+    """Whether the generic form adds up in another order.
+
+    Where simdgroups exist, a long k that is known at compile time is split among more of them than one that
+    is read from args (mv_split in quant.h), so the two forms round differently. Each must then agree with
+    the reference on its own.
+    """
+    return device == "cpu32" and max(case.consts.get("K", 0), case.consts.get("KS", 0)) >= LONG_K
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))

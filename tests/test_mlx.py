@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from lily import Engine
-from make_checkpoint import make_checkpoint
+from make_checkpoint import Shape, make_checkpoint
 
 mx = pytest.importorskip("mlx.core", reason="the test extra installs mlx")
 
@@ -69,4 +69,11 @@ def test_random_shape_agrees_with_mlx(tmp_path: Path, device: str) -> None:
     folder = tmp_path / "third"
     make_checkpoint(folder, shards=2)
     rng = np.random.default_rng(11)
+    compare(folder, [int(i) for i in rng.integers(0, 300, 80)], device)
+
+
+def test_many_experts_used_and_value_heads_agree_with_mlx(tmp_path: Path, device: str) -> None:
+    folder = tmp_path / "many"
+    make_checkpoint(folder, Shape(experts=24, experts_used=17, delta_key_heads=1, delta_value_heads=9))
+    rng = np.random.default_rng(12)
     compare(folder, [int(i) for i in rng.integers(0, 300, 80)], device)

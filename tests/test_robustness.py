@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lily import Engine, LilyError, OutOfMemoryError
+from lily import CheckpointError, Engine, LilyError, OutOfMemoryError, UnsupportedError, _native
+from lily.checkpoint import DEMO, open_checkpoint
+from lily.engine import MAX_CHUNK, MAX_CONTEXT, MAX_SCORE_TOP, MAX_SESSIONS, MAX_THREADS
+from lily.model_config import load_config
+from make_checkpoint import Shape, config_json
 
 IDS = [(i * 7919) % 4000 for i in range(200)]
+
+
+def native_engine(device: str, **sizes: int) -> _native.Engine:
+    checkpoint = open_checkpoint(DEMO)
+    options = {"context": 64, "prefill_chunk": 64, "max_sessions": 1, "threads": 1, **sizes}
+    config = _native.Config(**checkpoint.config)
+    return _native.Engine(config, checkpoint.tensors, device=device, progress=None, **options)
 
 
 @pytest.mark.parametrize("name", ["context", "prefill_chunk", "max_sessions", "threads"])
@@ -22,6 +36,77 @@ IDS = [(i * 7919) % 4000 for i in range(200)]
 def test_open__absurd_sizes_are_refused(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=name):
         Engine("demo", **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "step"),
+    [
+        ("context", MAX_CONTEXT, 1),
+        ("prefill_chunk", MAX_CHUNK, 64),
+        ("max_sessions", MAX_SESSIONS, 1),
+        ("threads", MAX_THREADS, 1),
+    ],
+)
+def test_limits__native_and_python_have_the_same(name: str, most: int, step: int) -> None:
+    """The native engine checks sizes before the device: an unknown one shows that a size was accepted."""
+    with pytest.raises(ValueError, match="unknown device"):
+        native_engine("none", **{name: most})
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        native_engine("none", **{name: most + step})
+    with pytest.raises(ValueError, match=name):
+        Engine("demo", **{name: most + step})  # type: ignore[arg-type]
+    with pytest.raises(LilyError, match=r"memory_limit|32-bit indices"):  # accepted, but too much
+        Engine("demo", **{"context": 64, name: most}, memory_limit=1)  # type: ignore[arg-type]
+
+
+def test_limits__native_and_python_have_the_same_most_top_logprobs(engine: Engine) -> None:
+    native = native_engine("cpu")
+    session = native.session()
+    ids = np.array(IDS[:2], np.int32)
+    with pytest.raises(ValueError, match=f"at most {MAX_SCORE_TOP} top"):
+        session.score(ids, ids, MAX_SCORE_TOP + 1)
+    assert session.score(ids, ids, MAX_SCORE_TOP)[2].shape == (2, MAX_SCORE_TOP)
+    native.close()
+    with pytest.raises(ValueError, match="top_logprobs"):
+        engine.score(ids, top_logprobs=MAX_SCORE_TOP + 1)
+
+
+@pytest.mark.parametrize(
+    ("counts", "most", "step"),
+    [
+        (("vocab",), 1 << 22, 64),
+        (("hidden",), 1 << 16, 64),
+        (("inner",), 1 << 16, 64),
+        (("shared_inner",), 1 << 16, 64),
+        (("layers",), 1024, 1),
+        (("heads", "kv_heads"), 1024, 1),
+        (("delta_value_heads", "delta_key_heads"), 1024, 1),
+        (("experts", "experts_used"), 512, 1),
+        (("heads",), 8, 1),
+    ],
+)
+def test_limits__native_and_python_take_the_same_models(
+    tmp_path: Path, counts: tuple[str, ...], most: int, step: int
+) -> None:
+    def native(shape: Shape) -> None:
+        config = _native.Config(**dataclasses.asdict(shape))
+        _native.memory_plan(config, context=64, prefill_chunk=64, max_sessions=1, device="none")
+
+    def python(shape: Shape) -> None:
+        (tmp_path / "config.json").write_text(json.dumps(config_json(shape)), encoding="utf-8")
+        load_config(tmp_path)
+
+    shapes = [
+        dataclasses.replace(Shape(kv_heads=1), **dict.fromkeys(counts, value))
+        for value in (most, most + step)
+    ]
+    with pytest.raises(ValueError, match="unknown device"):
+        native(shapes[0])
+    python(shapes[0])
+    with pytest.raises(UnsupportedError):
+        native(shapes[1])
+    with pytest.raises((UnsupportedError, CheckpointError)):
+        python(shapes[1])
 
 
 def test_open__more_than_indices_reach_is_refused_before_loading() -> None:
@@ -57,20 +142,7 @@ def test_prefill__ids_are_copied(engine: Engine) -> None:
 
 
 def test_native__wide_or_fractional_ids_are_not_narrowed(device: str) -> None:
-    from lily import _native
-    from lily.checkpoint import DEMO, open_checkpoint
-
-    checkpoint = open_checkpoint(DEMO)
-    engine = _native.Engine(
-        _native.Config(**checkpoint.config),
-        checkpoint.tensors,
-        device=device,
-        context=64,
-        prefill_chunk=64,
-        threads=1,
-        max_sessions=1,
-        progress=None,
-    )
+    engine = native_engine(device)
     session = engine.session()
     for wrong in (np.array([2**32 + 5]), np.array([3.7])):
         with pytest.raises(TypeError):

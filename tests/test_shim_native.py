@@ -5,22 +5,52 @@ from __future__ import annotations
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HOST = ROOT / "shaders" / "host"
+sys.path.insert(0, str(ROOT / "tools"))
+
+import kernel_table  # noqa: E402
+
+
+def compiler() -> str:
+    for name in ("c++", "g++", "clang++"):
+        if found := shutil.which(name):
+            return found
+    pytest.skip("no C++ compiler on this machine")
 
 
 @pytest.mark.parametrize("width", [1, 32])
 def test_shim__native_checks_pass(tmp_path: pathlib.Path, width: int) -> None:
-    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler on this machine")
-    command = [compiler, "-std=c++20", "-O1", "-ffp-contract=off", f"-DLILY_WIDTH={width}"]
+    command = [compiler(), "-std=c++20", "-O1", "-ffp-contract=off", f"-DLILY_WIDTH={width}"]
     command += ['-DLILY_SHIM="shim_cpu.h"', f"-I{HOST}", f"-I{HOST.parent}", "-o", str(tmp_path / "check")]
     sources = [ROOT / "tests" / "native" / "shim_check.cpp", HOST / "fibers.cpp"]
     built = subprocess.run([*command, *map(str, sources)], capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     result = subprocess.run([str(tmp_path / "check")], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("width", [1, 32])
+def test_shaders__compile_with_the_other_act_t(tmp_path: pathlib.Path, width: int) -> None:
+    """All shaders and their launchers, as CMakeLists.txt makes an object of them."""
+    shaders, generated = tmp_path / "shaders", tmp_path / "generated"
+    shutil.copytree(HOST.parent, shaders)
+    text = (shaders / "shape.h").read_text(encoding="utf-8")
+    now, other = ("half", "bfloat") if "using act_t = half;" in text else ("bfloat", "half")
+    flipped = text.replace(f"using act_t = {now};", f"using act_t = {other};")
+    assert flipped != text
+    (shaders / "shape.h").write_text(flipped, encoding="utf-8")
+    assert kernel_table.main(["--shaders", str(shaders), "--out-dir", str(generated)]) == 0
+    includes = [f'#include "{path}"\n' for path in sorted(shaders.glob("*.metal"))]
+    (generated / "cpu_shaders.gen.inc").write_text("".join(includes), encoding="utf-8")
+    command = [compiler(), "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
+    command += ["-Wno-psabi", "-Wno-unused-parameter", f"-DLILY_WIDTH={width}", '-DLILY_ISA="flipped"']
+    folders = (ROOT / "src" / "lily_native", shaders, shaders / "host", generated)
+    command += [f"-I{folder}" for folder in folders]
+    sources = [shaders / "host" / "cpu_object.cpp", generated / "kernels.gen.cpp"]
+    built = subprocess.run([*command, *map(str, sources)], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr

@@ -17,6 +17,7 @@ import kernel_table  # noqa: E402
 
 SHAPE = """\
 #pragma once
+using act_t = half;  // activations
 constant constexpr uint DIM = 64;  // width
 constant constexpr uint HALF_DIM = DIM / 2;
 constant constexpr uint NONE = 0xffffffff;
@@ -320,6 +321,11 @@ def test_declaration__refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixt
     refused(tmp_path, capsys, "norm", bad)
 
 
+def test_act_t__must_be_named_by_shape_h(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate(tmp_path, Source(shape=SHAPE.replace("using act_t = half;", ""))) == 1
+    assert "y is act_t; expected 'using act_t = half|bfloat;' in shape.h" in capsys.readouterr().err
+
+
 BAD_SHAPES = {
     "unknown name": Bad("= DIM / 2", "= DIMS / 2", "= DIMS", "unknown name DIMS"),
     "negative": Bad("= DIM / 2", "= 2 - DIM", "= 2 - DIM", "is -62, which is no uint"),
@@ -331,6 +337,11 @@ BAD_SHAPES = {
     "other type": Bad(
         "constexpr uint DIM", "constexpr int DIM", "constexpr int", "expected 'constant constexpr uint"
     ),
+    "act_t of another type": Bad(
+        "act_t = half", "act_t = float", "act_t = float", "using act_t = half|bfloat"
+    ),
+    "act_t twice": Bad("struct Step", "using act_t = bfloat;\nstruct Step", "= bfloat", "another one"),
+    "other alias": Bad("using act_t", "using acts_t", "using acts_t", "expected 'constant constexpr uint"),
     "field type": Bad("    float scale;", "    half scale;", "half scale", "uint|int|float"),
     "field twice": Bad("    float scale;", "    float rows;", "float rows", "another one"),
     "array of unknown length": Bad("ring[HALF_DIM", "ring[SIZE", "ring[SIZE", "unknown name SIZE"),

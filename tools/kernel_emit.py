@@ -299,17 +299,13 @@ def const_list(kernel: Kernel) -> str:
     return f"<{', '.join(const.name for const in kernel.consts)}>" if kernel.consts else ""
 
 
-def cpu_rows(kernels: Sequence[Kernel], tuples: Tuples, with_bench: bool, generic_only: bool) -> list[str]:
+def cpu_rows(kernels: Sequence[Kernel], tuples: Tuples, with_bench: bool) -> list[str]:
     """Write one CpuKernel per compiled variant."""
     rows = []
     for index, kernel in enumerate(kernels):
         if not with_bench and not kernel.launched:
             continue
         for values in tuples[kernel.name]:
-            if generic_only and any(
-                value for value, const in zip(values, kernel.consts, strict=True) if const.mirrors
-            ):
-                continue
             chosen = f"<{', '.join(map(str, values))}>" if values else ""
             padded = ", ".join(f"{value}u" for value in (*values, 0, 0, 0, 0)[:4])
             rows.append(
@@ -328,9 +324,8 @@ def cpu_launchers(shape_text: str, kernels: Sequence[Kernel], tuples: Tuples, wi
     for kernel in kernels:
         if with_bench or kernel.launched:
             lines += cpu_functions(kernel)
-    lines += ["", "static constexpr ::lily::CpuKernel kernels[] = {", "#if LILY_WIDTH == 1"]
-    lines += cpu_rows(kernels, tuples, with_bench, generic_only=False)
-    lines += ["#else", *cpu_rows(kernels, tuples, with_bench, generic_only=True), "#endif", "};"]
+    lines += ["", "static constexpr ::lily::CpuKernel kernels[] = {"]
+    lines += [*cpu_rows(kernels, tuples, with_bench), "};"]
     lines += ["static constexpr uint32_t count = sizeof(kernels) / sizeof(kernels[0]);"]
     lines += [f"static constexpr uint64_t table_hash = {table_hash(shape_text, kernels):#018x}u;"]
     return "\n".join([*lines, "", "}  // namespace cpu_launch", ""])

@@ -235,6 +235,8 @@ class ShaderFile:
         if kind not in SLOT_TYPES and kind not in self.shape.structs:
             known = ", ".join([*SLOT_TYPES, *self.shape.structs])
             raise place.error(f"{name}: {slot} has the unknown type {kind}; expected one of {known}")
+        if kind == "act_t" and not self.shape.act:
+            raise place.error(f"{name}: {slot} is act_t; expected 'using act_t = half|bfloat;' in shape.h")
         check_name(place, f"slot {name}.", slot, seen)
         if slot == name:
             raise place.error(f"{name}: a slot cannot have the name of its kernel")

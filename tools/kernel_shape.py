@@ -26,6 +26,7 @@ RESERVED = frozenset(RESERVED_WORDS.split())
 
 STRUCT_LINE = re.compile(r"struct (\w+) \{$")
 FIELD_LINE = re.compile(r"    (\w+) (\w+)(?:\[([^\]]+)\])?;$")
+ACT_LINE = re.compile(r"using act_t = (half|bfloat);$")
 CONSTANT_LINE = re.compile(r"constant constexpr uint (\w+) = ([^;]+);$")
 
 
@@ -50,10 +51,11 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What shape.h declares: constants by value and structs by size in bytes."""
+    """What shape.h declares: constants by value, structs by size in bytes, what act_t is ("": nothing)."""
 
     constants: Mapping[str, int]
     structs: Mapping[str, int]
+    act: str
 
 
 def strip_comments(text: str) -> list[str]:
@@ -174,10 +176,11 @@ def parse_fields(
 
 
 def parse_shape(path: pathlib.Path) -> Shape:
-    """Reads shape.h: constants, plain structs, nothing else."""
+    """Reads shape.h: constants, plain structs, the type act_t, nothing else."""
     lines = strip_comments(path.read_text(encoding="utf-8"))
     constants: dict[str, int] = {}
     structs: dict[str, int] = {}
+    act = ""
     number = 0
     while number < len(lines):
         number += 1
@@ -191,6 +194,13 @@ def parse_shape(path: pathlib.Path) -> Shape:
             check_name(place, "struct", match[1], structs)
             fields, number = parse_fields(lines, place, match[1], constants)
             structs[match[1]] = sum(4 * length for _, _, length in fields)
+        elif match := ACT_LINE.match(line):
+            if act:
+                raise place.error("act_t: there is another one of this name")
+            act = match[1]
         elif line and line != "#pragma once" and not re.match(r"static_assert\(.*\);$", line):
-            raise place.error(f"expected 'constant constexpr uint NAME = expression;' or a struct: {line}")
-    return Shape(constants, structs)
+            raise place.error(
+                "expected 'constant constexpr uint NAME = expression;', a struct "
+                f"or 'using act_t = half|bfloat;': {line}"
+            )
+    return Shape(constants, structs, act)

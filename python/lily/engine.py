@@ -34,6 +34,8 @@ DEVICES = ("auto", "metal", "cuda", "cpu", "cpu32")
 DEFAULT_CONTEXT = 32768
 MAX_SCORE_TOP = 128
 MAX_CONTEXT = 1 << 24
+MAX_CHUNK = 1 << 16
+MAX_SESSIONS = 1 << 12
 MAX_THREADS = 1 << 10
 
 
@@ -74,7 +76,8 @@ class Engine(Unique):
         device: "auto", "metal", "cuda", "cpu", or "cpu32" (slow; behaves like a GPU, for tests).
         context: Most tokens a session can hold. Default: 32768, or the model's own maximum if that is less.
         prefill_chunk: Tokens of a prompt that are processed at once; a multiple of 64, at most 65536.
-        memory_limit: Most bytes the engine may take. Default: the machine's memory.
+        memory_limit: Most bytes that plan_memory() may come to. It counts the cache of one session at full
+            context; other sessions take theirs as they grow. Default: the machine's memory.
         revision: Revision on the hub.
         progress: Called with (done, total) bytes while files are downloaded and weights are loaded.
         threads: Threads of the cpu device; 0 is one for each physical core.
@@ -113,8 +116,8 @@ class Engine(Unique):
             "max_sessions": max_sessions,
             "device": device,
         }
-        self._plan = _memory_plan(checkpoint, settings)
-        _check_memory(checkpoint.name, self._plan, memory_limit, device)
+        plan = _memory_plan(checkpoint, settings)
+        _check_memory(checkpoint.name, plan, memory_limit, device)
         _warn_beyond_training(checkpoint, context)
         vocab = int(checkpoint.config["vocab"])
         tokenizer = Tokenizer(checkpoint.folder, vocab)
@@ -140,7 +143,7 @@ class Engine(Unique):
         )
         self._device = str(native.info()["device"])
         self._session: Session | None = None
-        logger.info("loaded %s: %s", checkpoint.name, self._plan)
+        logger.info("loaded %s: %s", checkpoint.name, plan)
 
     @staticmethod
     def plan_memory(
@@ -153,6 +156,9 @@ class Engine(Unique):
         revision: str | None = None,
     ) -> dict[str, int]:
         """Return the bytes an engine would take, by purpose and in total, without loading weights.
+
+        "kv" is the key-value cache of one session at full context. Each session takes its cache as it grows,
+        so with all of them full the engine takes up to max_sessions times "kv".
 
         A model that is not on this machine yet is downloaded. Arguments and errors as for Engine.
         """
@@ -206,11 +212,9 @@ class Engine(Unique):
             **native,
             "model": self._checkpoint.name,
             "folder": str(self._checkpoint.folder),
-            "context": self._core.context,
             "max_position": self._checkpoint.max_position,
             "vocab": self._core.vocab,
             "eos_token_ids": sorted(self._core.eos_ids),
-            "memory": dict(self._plan),
         }
 
     def session(self) -> Session:
@@ -362,10 +366,10 @@ def _check_settings(
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, not {device!r}")
     check_int("context", context, 1, MAX_CONTEXT)
-    check_int("prefill_chunk", prefill_chunk, 64, 1 << 16, optional=False)
+    check_int("prefill_chunk", prefill_chunk, 64, MAX_CHUNK, optional=False)
     if prefill_chunk % 64:
         raise ValueError(f"prefill_chunk must be a multiple of 64, not {prefill_chunk}")
-    check_int("max_sessions", max_sessions, 1, 1 << 12, optional=False)
+    check_int("max_sessions", max_sessions, 1, MAX_SESSIONS, optional=False)
     check_int("threads", threads, 0, MAX_THREADS, optional=False)
     check_int("memory_limit", memory_limit, 1, None)
 

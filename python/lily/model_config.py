@@ -223,14 +223,12 @@ def _counts(text: _Section) -> dict[str, int]:
         few_key = _COUNTS[few][0]
         if counts[many] % counts[few]:
             refuse(many, f"are multiples of {few_key} ({counts[few]})")
-        if counts[many] // counts[few] > 8:
-            refuse(many, f"are at most 8 per {few_key} ({counts[few]})")
+    if counts["heads"] // counts["kv_heads"] > 8:
+        refuse("heads", f"are at most 8 per {_COUNTS['kv_heads'][0]} ({counts['kv_heads']})")
     if counts["experts"] > 512:
         refuse("experts", "are at most 512")
     if counts["experts_used"] > counts["experts"]:
         refuse("experts_used", f"are at most num_experts ({counts['experts']})")
-    if counts["experts_used"] > 16:
-        refuse("experts_used", "are at most 16")
     return counts
 
 

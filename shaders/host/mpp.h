@@ -1,6 +1,5 @@
-// Tensors and the tensor operation matmul2d of Metal, for width 32: half times half, added to fp32
-// accumulators. As in Metal, which thread holds which element of a cooperative tensor is not for the shader
-// to know.
+// Tensors and the tensor operation matmul2d of Metal, for width 32: half or bfloat, multiplied and added in fp32. As in
+// Metal, which thread holds which element of a cooperative tensor is not for the shader to know.
 #pragma once
 
 namespace metal {
@@ -39,6 +38,9 @@ inline float widen(half value) {
     const float finite = __builtin_bit_cast(float, magnitude << 13) * 0x1p112f;
     const uint special = magnitude >= 0x7c00 ? 0x7f800000u : 0u;
     return __builtin_bit_cast(float, __builtin_bit_cast(uint, finite) | special | (bits & 0x8000) << 16);
+}
+inline float widen(bfloat value) {
+    return float(value);
 }
 
 namespace mpp::tensor_ops {
@@ -84,8 +86,8 @@ struct matmul2d {
         for (uint i = 0; i < result.get_capacity(); ++i) {
             if (!result.is_valid_element(i)) continue;
             const vec<int, 2> at = result.get_multidimensional_index(i);
-            const half* a = left.data + uint(at.y) * uint(left.extents.extent[0]);
-            const half* b = right.data + uint(at.x) * column_step;
+            const auto* a = left.data + uint(at.y) * uint(left.extents.extent[0]);
+            const auto* b = right.data + uint(at.x) * column_step;
             float sum = result[i];
             for (uint k = 0; k < uint(SHAPE.k); ++k) sum = fma(widen(a[k]), widen(b[k * row_step]), sum);
             result[i] = sum;

@@ -54,7 +54,7 @@ LILY_INLINE f8 fma8(f8 a, f8 b, f8 c) {
 #endif
 }
 
-LILY_INLINE f8 widen8(h8 bits) {
+LILY_INLINE f8 widen_half8(h8 bits) {
 #if defined(__F16C__)
     return (f8)_mm256_cvtph_ps((__m128i)bits);
 #else
@@ -67,8 +67,12 @@ LILY_INLINE f8 widen8(h8 bits) {
 #endif
 }
 
+LILY_INLINE f8 widen_bfloat8(h8 bits) {
+    return (f8)(__builtin_convertvector(bits, u8) << 16);
+}
+
 // Rounds to half, nearest even; |x| <= 65504 or NaN.
-LILY_INLINE h8 narrow8(f8 x) {
+LILY_INLINE h8 narrow_half8(f8 x) {
 #if defined(__F16C__)
     return (h8)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
 #else
@@ -81,16 +85,19 @@ LILY_INLINE h8 narrow8(f8 x) {
 #endif
 }
 
-LILY_INLINE f8 load_half8(const half* p) {
-    return widen8(load_shorts8(p));
+// Rounds to bfloat, nearest even, but leaves the bits where a float has them.
+LILY_INLINE u8 round_bfloat8(f8 x) {
+    const u8 bits = (u8)x, nan = (u8)((bits & 0x7fffffff) > 0x7f800000);
+    const u8 finite = bits + 0x7fff + ((bits >> 16) & 1);
+    return ((nan & (bits | 0x400000)) | (~nan & finite)) & 0xffff0000;
 }
 
-LILY_INLINE f8 load_bfloat8(const bfloat* p) {
-    return (f8)(__builtin_convertvector(load_shorts8(p), u8) << 16);
+LILY_INLINE h8 narrow_bfloat8(f8 x) {
+    return __builtin_convertvector(round_bfloat8(x) >> 16, h8);
 }
 
 // Into the range of a finite half; a NaN stays one, as in clamp().
-LILY_INLINE f8 clamp_act8(f8 x) {
+LILY_INLINE f8 clamp_half8(f8 x) {
     const f8 least = splat8(-65504.0f), most = splat8(65504.0f);
 #if defined(__AVX__)
     return (f8)_mm256_min_ps((__m256)most, _mm256_max_ps((__m256)least, (__m256)x));
@@ -100,9 +107,31 @@ LILY_INLINE f8 clamp_act8(f8 x) {
 #endif
 }
 
+LILY_INLINE f8 load_bfloat8(const bfloat* p) {
+    return widen_bfloat8(load_shorts8(p));
+}
+
+LILY_INLINE f8 load_act8(const act_t* p) {
+    if constexpr (std::is_same_v<act_t, half>)
+        return widen_half8(load_shorts8(p));
+    else
+        return widen_bfloat8(load_shorts8(p));
+}
+
+// to_act(), as bits.
+LILY_INLINE h8 narrow_act8(f8 x) {
+    if constexpr (std::is_same_v<act_t, half>)
+        return narrow_half8(clamp_half8(x));
+    else
+        return narrow_bfloat8(x);
+}
+
 // to_act(), as a float again.
 LILY_INLINE f8 round_act8(f8 x) {
-    return widen8(narrow8(clamp_act8(x)));
+    if constexpr (std::is_same_v<act_t, half>)
+        return widen_half8(narrow_half8(clamp_half8(x)));
+    else
+        return (f8)round_bfloat8(x);
 }
 
 LILY_INLINE float sum8(f8 v) {
@@ -172,11 +201,11 @@ struct quant_x {
     float sum[LANE_K / QUANT_GROUP];
     uint groups;
 
-    LILY_INLINE void load(const half* x, uint count) {
+    LILY_INLINE void load(const act_t* x, uint count) {
         groups = count / QUANT_GROUP;
         for (uint g = 0; g < groups; ++g) {
             f8 r[8];
-            for (uint i = 0; i < 8; ++i) r[i] = load_half8(x + g * QUANT_GROUP + 8 * i);
+            for (uint i = 0; i < 8; ++i) r[i] = load_act8(x + g * QUANT_GROUP + 8 * i);
             sum[g] = sum8(((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7])));
             transpose8(r);
             float scale = 1.0f;
@@ -254,7 +283,7 @@ LILY_INLINE uint tile_at(uint row, uint col) {
     return row * TILE_K + col;
 }
 
-LILY_INLINE void tile_put8(half* tile, uint row, uint col, uint4 v) {
+LILY_INLINE void tile_put8(act_t* tile, uint row, uint col, uint4 v) {
     __builtin_memcpy(tile + tile_at(row, col), &v, sizeof v);
 }
 
@@ -266,7 +295,7 @@ LILY_INLINE uint4 pack8(const float* v) {
     __builtin_memcpy(&low, v, sizeof low);
     __builtin_memcpy(&high, v + 4, sizeof high);
     const f8 all = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
-    return __builtin_bit_cast(uint4, narrow8(clamp_act8(all)));
+    return __builtin_bit_cast(uint4, narrow_act8(all));
 }
 
 // Row-major; the last product tells how many rows matter, and only those are visited.
@@ -341,20 +370,20 @@ inline void multiply_panel(float* c, const float* a, const float* panel, uint ro
     if (m < rows) multiply_block<1, BN>(c + m * BN, a + m * TILE_K, panel);
 }
 
-LILY_INLINE void widen_rows(float* to, const half* from, uint rows) {
-    for (uint i = 0; i < rows * TILE_K; i += 8) store8(to + i, load_half8(from + i));
+LILY_INLINE void widen_rows(float* to, const act_t* from, uint rows) {
+    for (uint i = 0; i < rows * TILE_K; i += 8) store8(to + i, load_act8(from + i));
 }
 
 // acc += a b^T; a is [BM][64], b is [BN][64].
 template <uint BM, uint BN, uint SIMDS>
-inline void tile_multiply(tile_acc<BM, BN, SIMDS>& acc, const half* a, const half* b) {
+inline void tile_multiply(tile_acc<BM, BN, SIMDS>& acc, const act_t* a, const act_t* b) {
     alignas(64) float left[BM * TILE_K], panel[TILE_K * PANEL];
     widen_rows(left, a, BM);
     for (uint n = 0; n < BN; n += PANEL) {
         for (uint at = 0; at < TILE_K; at += 8)
             for (uint side = 0; side < PANEL; side += 8) {
                 f8 r[8];
-                for (uint i = 0; i < 8; ++i) r[i] = load_half8(b + (n + side + i) * TILE_K + at);
+                for (uint i = 0; i < 8; ++i) r[i] = load_act8(b + (n + side + i) * TILE_K + at);
                 transpose8(r);
                 for (uint i = 0; i < 8; ++i) store8(panel + (at + i) * PANEL + side, r[i]);
             }
@@ -364,14 +393,14 @@ inline void tile_multiply(tile_acc<BM, BN, SIMDS>& acc, const half* a, const hal
 
 // acc += a b; a is [BM][64], b is [64][BN].
 template <uint BM, uint BN, uint SIMDS>
-inline void tile_multiply_plain(tile_acc<BM, BN, SIMDS, true>& acc, const half* a, const half* b) {
+inline void tile_multiply_plain(tile_acc<BM, BN, SIMDS, true>& acc, const act_t* a, const act_t* b) {
     static_assert(BN == TILE_K);
     alignas(64) float left[BM * TILE_K], panel[TILE_K * PANEL];
     widen_rows(left, a, BM);
     for (uint n = 0; n < BN; n += PANEL) {
         for (uint k = 0; k < TILE_K; ++k)
             for (uint side = 0; side < PANEL; side += 8)
-                store8(panel + k * PANEL + side, load_half8(b + k * BN + n + side));
+                store8(panel + k * PANEL + side, load_act8(b + k * BN + n + side));
         multiply_panel<BN>(acc.c + n, left, panel, BM);
     }
 }
@@ -402,7 +431,7 @@ LILY_INLINE void dequantise_rows8(float* panel, const uint4* w, uint w_stride, c
 // acc += x w^T over one group of 64. The expanded weights live in a panel of 16 rows that stays in the first
 // cache.
 template <uint BITS, uint BM, uint BN, uint SIMDS>
-inline void quant_tile_multiply(tile_acc<BM, BN, SIMDS>& acc, const half* xs, const half*, const uint4* w,
+inline void quant_tile_multiply(tile_acc<BM, BN, SIMDS>& acc, const act_t* xs, const act_t*, const uint4* w,
                                 uint w_stride, const bfloat* scales, const bfloat* biases, uint g_stride, uint live,
                                 uint) {
     alignas(64) float left[BM * TILE_K], panel[TILE_K * PANEL];

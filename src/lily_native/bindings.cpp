@@ -97,6 +97,11 @@ Config config_of(uint32_t vocab, uint32_t hidden, uint32_t layers, uint32_t head
     return config;
 }
 
+std::map<std::string, uint64_t> memory_map(const MemoryPlan& plan) {
+    return {{"weights", plan.weights}, {"kv", plan.kv},           {"state", plan.state},
+            {"logits", plan.logits},   {"scratch", plan.scratch}, {"total", plan.total()}};
+}
+
 void bind_config(py::module_& m) {
     py::class_<Config>(m, "Config")
         .def(py::init(&config_of), py::kw_only(), py::arg("vocab"), py::arg("hidden"), py::arg("layers"),
@@ -132,9 +137,7 @@ void bind_config(py::module_& m) {
         [](const Config& config, uint32_t context, uint32_t chunk, uint32_t sessions, const std::string& device) {
             const MemoryPlan plan =
                 plan_memory(config, {.device = device, .context = context, .chunk = chunk, .sessions = sessions});
-            return std::map<std::string, uint64_t>{{"weights", plan.weights}, {"kv", plan.kv},
-                                                   {"state", plan.state},     {"logits", plan.logits},
-                                                   {"scratch", plan.scratch}, {"total", plan.total()}};
+            return memory_map(plan);
         },
         py::arg("config"), py::kw_only(), py::arg("context"), py::arg("prefill_chunk"), py::arg("max_sessions"),
         py::arg("device"));
@@ -170,18 +173,11 @@ std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::
 }
 
 py::dict engine_info(Engine& engine) {
-    py::dict info, memory, device;
+    py::dict info, device;
     for (const auto& [key, value] : engine.device_info()) device[py::str(key)] = value;
-    const MemoryPlan& plan = engine.memory();
-    memory["weights"] = plan.weights;
-    memory["kv"] = plan.kv;
-    memory["state"] = plan.state;
-    memory["logits"] = plan.logits;
-    memory["scratch"] = plan.scratch;
-    memory["total"] = plan.total();
     info["device"] = engine.device_name();
     info["device_info"] = device;
-    info["memory"] = memory;
+    info["memory"] = memory_map(engine.memory());
     info["context"] = engine.capacity().context;
     info["prefill_chunk"] = engine.capacity().chunk;
     info["max_sessions"] = engine.capacity().sessions;

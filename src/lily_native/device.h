@@ -33,6 +33,8 @@ public:
     // Zero-filled memory, aligned to 256 bytes. Throws kOutOfMemory, naming the buffer and its size.
     virtual BufferId allocate(const char* name, uint64_t bytes) = 0;
     virtual void release(BufferId buffer) = 0;
+    // The largest buffer that this device can have.
+    virtual uint64_t max_buffer_bytes() const = 0;
     // Host address of a buffer, or nullptr where the host cannot reach it.
     virtual std::byte* map(BufferId buffer) = 0;
 

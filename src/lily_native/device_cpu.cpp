@@ -109,6 +109,7 @@ public:
 
     BufferId allocate(const char* name, uint64_t bytes) override;
     void release(BufferId buffer) override;
+    uint64_t max_buffer_bytes() const override { return UINT64_MAX; }
     std::byte* map(BufferId buffer) override { return mapping(buffer).address; }
     void prepare(const Plan& plan) override;
     void submit(const Plan& plan) override;

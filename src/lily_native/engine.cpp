@@ -35,8 +35,8 @@ struct Sizes {
     std::vector<uint64_t> weights, kv, recurrent, logits, scratch;
 };
 
-Sizes measure(const Config& config, const Capacity& capacity) {
-    Carver weights(kNoLimit), kv(kNoLimit), recurrent(kNoLimit), logits(kNoLimit), scratch(kNoLimit);
+Sizes measure(const Config& config, const Capacity& capacity, uint64_t limit) {
+    Carver weights(limit), kv(limit), recurrent(limit), logits(limit), scratch(limit);
     std::vector<TensorTarget> targets;
     layout_weights(config, weights, targets);
     layout_state(config, capacity, {kv, recurrent, logits, scratch});
@@ -44,7 +44,7 @@ Sizes measure(const Config& config, const Capacity& capacity) {
 }
 
 MemoryPlan memory_of(const Config& config, const Capacity& capacity) {
-    const Sizes sizes = measure(config, capacity);
+    const Sizes sizes = measure(config, capacity, kNoLimit);
     return {.weights = sum(sizes.weights),
             .kv = sum(sizes.kv) / capacity.sessions,
             .state = sum(sizes.recurrent),
@@ -67,7 +67,7 @@ void add_jobs(std::vector<ReadJob>& jobs, const TensorTarget& target, const Tens
     if (source.bytes != expected)
         throw Error(ErrorKind::kCheckpoint, source.name + ": found " + std::to_string(source.bytes) +
                                                 " bytes, expected " + std::to_string(expected));
-    const auto check = !target.is_scale         ? ReadJob::Check::kNone
+    const auto check = !target.must_be_finite   ? ReadJob::Check::kNone
                        : source.dtype == "BF16" ? ReadJob::Check::kFiniteBf16
                                                 : ReadJob::Check::kFiniteF32;
     const uint64_t piece = expected / target.pieces;
@@ -139,35 +139,33 @@ Engine::Engine(const Config& config, const std::vector<TensorSource>& tensors, c
     device_info_ = device_->info();
     model_.config = config;
     model_.capacity = capacity_of(options, device_->tile_rows());
-    allocate();
-    load(tensors, options.threads, progress);
+    load(allocate(), tensors, options.threads, progress);
     for (uint32_t i = options.sessions; i-- > 0;) free_sessions_.push_back(i);
     for (uint32_t i = model_.capacity.pages(); i-- > 0;) free_pages_.push_back(i);
 }
 
-void Engine::allocate() {
-    const Sizes sizes = measure(model_.config, model_.capacity);
+std::vector<TensorTarget> Engine::allocate() {
+    const uint64_t limit = device_->max_buffer_bytes();
+    const Sizes sizes = measure(model_.config, model_.capacity, limit);
     auto buffers = [&](const char* name, const std::vector<uint64_t>& bytes) {
         std::vector<BufferId> ids;
         for (uint64_t size : bytes) ids.push_back(device_->allocate(name, size));
         return ids;
     };
-    Carver weights(kNoLimit, buffers("weights", sizes.weights)), kv(kNoLimit, buffers("kv", sizes.kv));
-    Carver recurrent(kNoLimit, buffers("state", sizes.recurrent)), logits(kNoLimit, buffers("logits", sizes.logits));
-    Carver scratch(kNoLimit, buffers("scratch", sizes.scratch));
+    Carver weights(limit, buffers("weights", sizes.weights)), kv(limit, buffers("kv", sizes.kv));
+    Carver recurrent(limit, buffers("state", sizes.recurrent)), logits(limit, buffers("logits", sizes.logits));
+    Carver scratch(limit, buffers("scratch", sizes.scratch));
     std::vector<TensorTarget> targets;
     model_.weights = layout_weights(model_.config, weights, targets);
     model_.state = layout_state(model_.config, model_.capacity, {kv, recurrent, logits, scratch});
     memory_ = memory_of(model_.config, model_.capacity);
+    return targets;
 }
 
-void Engine::load(const std::vector<TensorSource>& tensors, uint32_t threads, const Progress& progress) {
+void Engine::load(const std::vector<TensorTarget>& targets, const std::vector<TensorSource>& tensors, uint32_t threads,
+                  const Progress& progress) {
     std::unordered_map<std::string, const TensorSource*> by_name;
     for (const TensorSource& source : tensors) by_name[source.name] = &source;
-    std::vector<TensorTarget> targets;
-    std::vector<BufferId> buffers{model_.weights.embed.w.buffer};
-    Carver carver(kNoLimit, buffers);
-    layout_weights(model_.config, carver, targets);
     std::vector<std::string> files;
     std::unordered_map<std::string, uint32_t> file_index;
     std::vector<ReadJob> jobs;
@@ -226,6 +224,10 @@ const Plan& Engine::score(uint32_t rows, uint32_t top) {
 
 const Plan& Engine::tail(Tail kind) {
     return prepared("tail " + std::to_string(static_cast<int>(kind)), [&] { return record_tail(model_, kind); });
+}
+
+const Plan& Engine::top(uint32_t count) {
+    return prepared("top " + std::to_string(count), [&] { return record_top(model_, count); });
 }
 
 void Engine::run(const Plan& plan) {

@@ -79,12 +79,15 @@ private:
     // Waits for the engine; throws kLogic when it is closed or belongs to the parent process.
     std::unique_lock<std::mutex> lock();
 
-    void allocate();
-    void load(const std::vector<TensorSource>& tensors, uint32_t threads, const Progress& progress);
+    // Takes all memory; returns where the checkpoint's tensors go.
+    std::vector<TensorTarget> allocate();
+    void load(const std::vector<TensorTarget>& targets, const std::vector<TensorSource>& tensors, uint32_t threads,
+              const Progress& progress);
 
     const Plan& body(const Pass& pass);
     const Plan& score(uint32_t rows, uint32_t top);
     const Plan& tail(Tail kind);
+    const Plan& top(uint32_t count);
     const Plan& prepared(const std::string& key, const std::function<Plan()>& record);
     void run(const Plan& plan);
 

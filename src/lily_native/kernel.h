@@ -15,11 +15,6 @@ namespace lily {
 
 using uint = uint32_t;
 
-// shape.h is shader text; on the host its address space word means nothing.
-#define constant
-#include "shape.h"
-#undef constant
-
 // Storage types: the host moves these bits and never computes with them.
 struct half {
     uint16_t bits;
@@ -31,7 +26,11 @@ struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
 using ushort = uint16_t;
-using act_t = half;  // lily.h names the same type for the shaders
+
+// shape.h is shader text; on the host its address space word means nothing.
+#define constant
+#include "shape.h"
+#undef constant
 
 inline constexpr uint32_t kMaxSlots = 16;
 inline constexpr uint32_t kMaxConsts = 4;

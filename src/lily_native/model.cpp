@@ -258,12 +258,11 @@ void encode_tail(Recorder& run, const Model& m, Tail tail) {
     }
 }
 
-void encode_top(Recorder& run, const Model& m, Slot<float> logits, uint32_t top) {
+void encode_top(Recorder& run, const Model& m, uint32_t top) {
     const State& s = m.state;
     run.scope("top");
-    run(k::logprob_rows{.logits = logits, .targets = s.targets, .step = s.step, .logprobs = s.logprobs,
-                        .top_ids = s.top_ids, .top_logprobs = s.top_logprobs,
-                        .args = {.rows = 1, .vocab = m.config.vocab, .top = top, .first = 0}});
+    run(k::logprob_next{.logits = s.logits, .step = s.step, .top_ids = s.top_ids, .top_logprobs = s.top_logprobs,
+                        .args = {.sessions = m.capacity.sessions, .vocab = m.config.vocab, .top = top}});
 }
 
 // clang-format on
@@ -298,9 +297,9 @@ Plan record_tail(const Model& model, Tail tail) {
     return run.finish(tail == Tail::kGreedy ? "greedy" : tail == Tail::kSampled ? "sampled" : "adjusted_greedy");
 }
 
-Plan record_top(const Model& model, Slot<float> logits, uint32_t top) {
+Plan record_top(const Model& model, uint32_t top) {
     Recorder run;
-    encode_top(run, model, logits, top);
+    encode_top(run, model, top);
     return run.finish("top");
 }
 

@@ -27,7 +27,6 @@ struct Config {
     float rope_theta = 0;
 
     bool is_attention(uint32_t layer) const { return (layer + 1) % attention_interval == 0; }
-    uint32_t attention_layers() const { return layers / attention_interval; }
     uint32_t group() const { return heads / kv_heads; }
     uint32_t channels() const { return (2 * delta_key_heads + delta_value_heads) * DELTA_DIM; }
     // Widths of the fused projections, padded to whole tiles: q|k|v|z|a|b, q and gate|k|v, experts|shared gate.
@@ -134,7 +133,7 @@ struct TensorTarget {
     SlotRef target;  // bytes: of the whole tensor as stored on the device
     uint64_t pieces = 1;
     uint64_t stride = 0;
-    bool is_scale = false;  // checked for NaN and infinities while it is read
+    bool must_be_finite = false;  // checked while it is read
 };
 
 // Lays out the weights; fills `targets` with every tensor that the checkpoint must have.
@@ -238,7 +237,7 @@ Plan record_body(const Model& model, const Pass& pass);
 Plan record_score(const Model& model, const Pass& pass, uint32_t top);
 // logits -> token, step moved on.
 Plan record_tail(const Model& model, Tail tail);
-// The `top` most likely tokens of logits that are at `logits`.
-Plan record_top(const Model& model, Slot<float> logits, uint32_t top);
+// The `top` most likely tokens of the next generation's logits.
+Plan record_top(const Model& model, uint32_t top);
 
 }  // namespace lily

@@ -245,14 +245,13 @@ void Session::set_sampling(const Sampling& sampling) {
 
 // Writes the penalty counts of all tokens so far into the generation before the newest, where the tail reads them.
 void Session::count_tokens() {
-    constexpr ushort kInPrompt = 0x8000, kMost = 0x7fff;
     const uint64_t vocab = engine_->config().vocab;
     std::vector<ushort> counts(vocab);
     for (size_t i = 0; i < tokens_.size(); ++i) {
         ushort& count = counts[tokens_[i]];
         if (i < prompt_tokens_)
-            count |= kInPrompt;
-        else if ((count & kMost) != kMost)
+            count |= SEEN_IN_PROMPT;
+        else if ((count & COUNT_MASK) != COUNT_MASK)
             ++count;
     }
     const uint64_t row = uint64_t{*index_} * GENERATIONS + previous_generation(generation_);
@@ -261,7 +260,7 @@ void Session::count_tokens() {
 
 Picked Session::step() {
     const auto guard = lock();
-    if (last_rows_ == 0) throw Error(ErrorKind::kLogic, "there are no logits yet: prefill a prompt first");
+    check_logits();
     check_room(1);
     const auto position = static_cast<uint32_t>(tokens_.size());
     const bool counting = penalised();
@@ -287,16 +286,16 @@ Picked Session::step() {
     return {place[0], std::bit_cast<float>(place[1])};
 }
 
-Slot<float> Session::logits_slot() const {
+void Session::check_logits() const {
     if (last_rows_ == 0) throw Error(ErrorKind::kLogic, "there are no logits yet: prefill a prompt first");
-    const uint64_t vocab = engine_->config().vocab;
-    return engine_->model_.state.logits.slice((uint64_t{*index_} * GENERATIONS + generation_) * vocab, vocab);
 }
 
 std::vector<float> Session::logits() {
     const auto guard = lock();
-    std::vector<float> values(engine_->config().vocab);
-    engine_->read<float>(logits_slot(), values);
+    check_logits();
+    const uint64_t vocab = engine_->config().vocab, row = uint64_t{*index_} * GENERATIONS + generation_;
+    std::vector<float> values(vocab);
+    engine_->read<float>(engine_->model_.state.logits.slice(row * vocab, vocab), values);
     return values;
 }
 
@@ -304,11 +303,10 @@ std::vector<Picked> Session::top(uint32_t k) {
     const auto guard = lock();
     if (k > std::min(kMaxTop, engine_->config().vocab))
         throw Error(ErrorKind::kValue, "at most " + std::to_string(kMaxTop) + " top log probabilities");
-    const Slot<float> from = logits_slot();
+    check_logits();
     const uint32_t made = recorded_top(k);
-    const std::string key = "top " + std::to_string(from.offset) + " " + std::to_string(made);
-    write_step(0, 1, 0, NO_TOKEN);
-    engine_->run(engine_->prepared(key, [&] { return record_top(engine_->model_, from, made); }));
+    write_step(0, 1, previous_generation(generation_), NO_TOKEN);
+    engine_->run(engine_->top(made));
     std::vector<uint32_t> ids(k);
     std::vector<float> logprobs(k);
     engine_->read<uint32_t>(engine_->model_.state.top_ids, ids);

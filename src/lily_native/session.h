@@ -71,7 +71,7 @@ private:
     void count_tokens();
     bool penalised() const;
     Tail tail_kind() const;
-    Slot<float> logits_slot() const;
+    void check_logits() const;
     template <class T>
     std::vector<T> read_columns(Slot<T> slot, uint32_t rows, uint32_t made, uint32_t top);
 

@@ -1,7 +1,0 @@
-"""python -m lily.cli: the same as the command lily."""
-
-import sys
-
-from lily.cli import main
-
-sys.exit(main())
