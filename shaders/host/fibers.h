@@ -19,7 +19,7 @@ const char* run_threads(uint32_t simds, Body body, const void* context);
 // For use inside body.
 uint32_t current_thread();
 void threadgroup_barrier();
-// Replaces *value (at most 4 bytes) by this lane's result; without combine only waits for the other lanes.
+// Replaces *value (at most 4 bytes) by this lane's result.
 void simd_exchange(Combine combine, uint32_t operand, void* value, size_t bytes);
 
 }  // namespace lily_fibers

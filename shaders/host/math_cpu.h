@@ -83,14 +83,8 @@ inline float cos(float x) {
     return sin_quadrant(x, 1);
 }
 
-inline float sqrt(float x) {
-    return __builtin_sqrtf(x);
-}
 inline float rsqrt(float x) {
     return 1.0f / __builtin_sqrtf(x);
-}
-inline float divide(float x, float y) {
-    return x / y;
 }
 
 }  // namespace precise

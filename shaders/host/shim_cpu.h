@@ -153,23 +153,8 @@ constexpr T abs(T x) {
 inline float abs(float x) {
     return __builtin_fabsf(x);
 }
-inline float fabs(float x) {
-    return __builtin_fabsf(x);
-}
-inline float floor(float x) {
-    return __builtin_floorf(x);
-}
-inline bool isnan(float x) {
-    return x != x;
-}
-inline bool isinf(float x) {
-    return __builtin_fabsf(x) == kInfinity;
-}
 inline uint mulhi(uint a, uint b) {
     return uint((ulong(a) * b) >> 32);
-}
-inline float dot(float4 a, float4 b) {
-    return (a.x * b.x + a.y * b.y) + (a.z * b.z + a.w * b.w);
 }
 // One rounding where the processor has the instruction; a library call per element would be far too slow
 // where it has not.
@@ -198,15 +183,6 @@ inline void atomic_store_explicit(atomic_uint* p, uint v, memory_order) {
 inline uint atomic_fetch_add_explicit(atomic_uint* p, uint v, memory_order) {
     return __atomic_fetch_add(&p->value, v, __ATOMIC_RELAXED);
 }
-inline uint atomic_fetch_or_explicit(atomic_uint* p, uint v, memory_order) {
-    return __atomic_fetch_or(&p->value, v, __ATOMIC_RELAXED);
-}
-inline uint atomic_fetch_max_explicit(atomic_uint* p, uint v, memory_order) {
-    uint seen = __atomic_load_n(&p->value, __ATOMIC_RELAXED);
-    while (seen < v && !__atomic_compare_exchange_n(&p->value, &seen, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-    return seen;
-}
 
 // ---- operations between threads
 
@@ -223,7 +199,6 @@ constexpr mem_flags operator|(mem_flags a, mem_flags b) {
 #if LILY_WIDTH == 1
 
 inline void threadgroup_barrier(mem_flags) {}
-inline void simdgroup_barrier(mem_flags) {}
 template <class T>
 inline T simd_sum(T x) {
     return x;
@@ -241,10 +216,6 @@ inline T simd_shuffle_xor(T x, ushort) {
     return x;
 }
 template <class T>
-inline T simd_broadcast(T x, ushort) {
-    return x;
-}
-template <class T>
 inline T simd_prefix_exclusive_sum(T) {
     return T(0);
 }
@@ -253,9 +224,6 @@ inline T simd_prefix_exclusive_sum(T) {
 
 inline void threadgroup_barrier(mem_flags) {
     lily_fibers::threadgroup_barrier();
-}
-inline void simdgroup_barrier(mem_flags) {
-    lily_fibers::simd_exchange(nullptr, 0, nullptr, 0);
 }
 
 // The 32 values of a simdgroup, exchanged as raw words; Combine sees all of them and fills one result per
@@ -297,12 +265,6 @@ template <class T>
 inline T simd_shuffle_xor(T x, ushort mask) {
     return simd_exchange(x, mask, [](T* v, uint m, T* results) {
         for (uint i = 0; i < 32; ++i) results[i] = v[(i ^ m) & 31];
-    });
-}
-template <class T>
-inline T simd_broadcast(T x, ushort lane) {
-    return simd_exchange(x, lane, [](T* v, uint from, T* results) {
-        for (uint i = 0; i < 32; ++i) results[i] = v[from & 31];
     });
 }
 template <class T>

@@ -67,7 +67,7 @@ void check_conversions() {
     expect(float(narrowed<half>(1e9f)) == 65504.0f && float(narrowed<half>(-1e9f)) == -65504.0f, "half saturates");
     expect(float(narrowed<bfloat>(1e30f)) == float(bfloat(1e30f)), "bfloat has the range of float");
     const float none = __builtin_nanf("");
-    expect(isnan(float(narrowed<half>(none))) && isnan(float(narrowed<bfloat>(none))), "NaN stays NaN");
+    expect(std::isnan(float(narrowed<half>(none))) && std::isnan(float(narrowed<bfloat>(none))), "NaN stays NaN");
 }
 
 #if LILY_WIDTH == 1
@@ -76,12 +76,14 @@ void check_vectors() {
     for (uint64_t bits = 0; bits < 0x100000000u; bits += 7919) {
         const float x = std::bit_cast<float>(static_cast<uint32_t>(bits));
         const ushort act = std::bit_cast<ushort>(to_act(x)), low = ushort(bits);
-        halves = halves && (isnan(x) || narrow_half8(clamp_half8(splat8(x)))[0] == as_type<ushort>(narrowed<half>(x)));
+        halves =
+            halves && (std::isnan(x) || narrow_half8(clamp_half8(splat8(x)))[0] == as_type<ushort>(narrowed<half>(x)));
         bfloats = bfloats && narrow_bfloat8(splat8(x))[0] == bfloat(x).bits;
         const f8 wide = widen_bfloat8(h8{low});
         bfloats = bfloats && as_type<uint>(float(wide[0])) == uint(low) << 16;
         const float rounded = round_act8(splat8(x))[0];
-        acts = acts && (isnan(x) ? isnan(rounded) : narrow_act8(splat8(x))[0] == act && rounded == float(to_act(x)));
+        acts = acts &&
+               (std::isnan(x) ? std::isnan(rounded) : narrow_act8(splat8(x))[0] == act && rounded == float(to_act(x)));
     }
     expect(halves && bfloats && acts, "vectors of eight convert as single values do");
 }
