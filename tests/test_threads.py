@@ -308,3 +308,25 @@ def test_objects__say_what_they_are(device: str) -> None:
     assert repr(engine) == f"<lily.Engine demo on {device}, context 128, closed>"
     with pytest.raises(LilyError, match="the engine is closed"), engine:
         pass
+
+
+def test_step__interrupt_after_the_work_keeps_the_token(device: str) -> None:
+    """Ctrl-C that arrives when native code has just returned: the session knows the token that it fed."""
+    with Engine("demo", device=device, context=128, prefill_chunk=64) as engine, engine.session() as session:
+        list(session.prefill("Once upon a time"))
+        native = session._native
+
+        class Interrupted:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(native, name)
+
+            def step(self) -> Any:
+                native.step()
+                raise KeyboardInterrupt
+
+        session._native = Interrupted()  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            next(session.step(1))
+        session._native = native
+        assert len(session._tokens) == session.position
+        assert session._tokens[-1] == native.last_token()

@@ -81,7 +81,8 @@ class Engine(Unique):
         revision: Revision on the hub.
         progress: Called with (done, total) bytes while files are downloaded and weights are loaded.
         threads: Threads of the cpu device; 0 is one for each physical core.
-        max_sessions: Most sessions at the same time.
+        max_sessions: Most sessions at the same time. The engine's own counts from its first use on, and
+            so does the one that a score() or an overlapping generate() takes for a while.
 
     Raises:
         CheckpointError: The model was not found, or its files are damaged.
@@ -321,6 +322,7 @@ class Engine(Unique):
         Raises:
             ValueError: No token is given, or one the model does not have.
             ContextFullError: There are more tokens than the context holds.
+            LilyError: All sessions are in use; it needs one of its own while it works.
         """
         check_int("top_logprobs", top_logprobs, 0, MAX_SCORE_TOP, optional=False)
         ids = self._core.token_ids(tokens)

@@ -316,8 +316,13 @@ class Session(Unique):
             self._tokens.extend(ids[: self._native.position - before].tolist())
 
     def _advance(self) -> tuple[int, float]:
-        index, logprob = self._native.step()
-        self._tokens.append(index)
+        try:
+            index, logprob = self._native.step()
+            self._tokens.append(index)
+        except BaseException:  # Ctrl-C may come when the work is done and its result not yet known
+            if self._native.position > len(self._tokens):
+                self._tokens.append(self._native.last_token())
+            raise
         return index, logprob
 
     def _top(self, count: int) -> tuple[tuple[int, float], ...]:

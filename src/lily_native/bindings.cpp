@@ -239,6 +239,7 @@ void bind_session(py::module_& m) {
                  const Picked picked = without_gil([&] { return session.step(); });
                  return py::make_tuple(picked.token, picked.logprob);
              })
+        .def("last_token", [](Session& session) { return without_gil([&] { return session.last_token(); }); })
         .def("logits",
              [](Session& session) {
                  const std::vector<float> values = without_gil([&] { return session.logits(); });

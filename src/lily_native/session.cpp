@@ -290,6 +290,12 @@ void Session::check_logits() const {
     if (last_rows_ == 0) throw Error(ErrorKind::kLogic, "there are no logits yet: prefill a prompt first");
 }
 
+uint32_t Session::last_token() {
+    const auto guard = lock();
+    if (tokens_.empty()) throw Error(ErrorKind::kLogic, "the session has no token yet");
+    return tokens_.back();
+}
+
 std::vector<float> Session::logits() {
     const auto guard = lock();
     check_logits();

@@ -54,6 +54,9 @@ public:
     // Picks a token from the logits and feeds it.
     Picked step();
 
+    // The newest token fed; kLogic before any.
+    uint32_t last_token();
+
     std::vector<float> logits();
     // The k most likely next tokens, most likely first.
     std::vector<Picked> top(uint32_t k);

@@ -46,12 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character must not end the answer
             stream.reconfigure(errors="replace")
-    args, rest = make_parser().parse_known_args(argv)
-    if rest:  # said by the command's own parser, with its usage
-        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
+            args = _parse(argv)
             status = args.run(args)
             sys.stdout.flush()
         except KeyboardInterrupt:
@@ -64,6 +62,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             _drop_output()
             return 1
     return int(status)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    try:
+        args, rest = make_parser().parse_known_args(argv)
+        if rest:  # said by the command's own parser, with its usage
+            args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    except SystemExit:  # help and version are output like any other, and may not find room
+        sys.stdout.flush()
+        raise
+    return args
 
 
 def _drop_output() -> None:
