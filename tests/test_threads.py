@@ -237,6 +237,8 @@ class Slow:
 session._native = Slow()
 try:
     session.prefill([5] * 4000)
+    for _ in range(1000):  # Python looks for signals at the next call or turn of a loop, not in the statement
+        pass
     print("not interrupted")
 except KeyboardInterrupt:
     print("interrupted at", session.position)
