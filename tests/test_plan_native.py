@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pathlib
-import shutil
 import subprocess
 import sys
 
 import pytest
+
+from compiler import compiler
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NATIVE = ROOT / "src" / "lily_native"
@@ -63,9 +64,6 @@ KERNEL(mat_vec, 2)(
 
 @pytest.mark.parametrize("width", [1, 32])
 def test_plan__native_checks_pass(tmp_path: pathlib.Path, width: int) -> None:
-    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler on this machine")
     (tmp_path / "host").mkdir()
     (tmp_path / "shape.h").write_text(SHAPE)
     (tmp_path / "tiny.metal").write_text(SHADER)
@@ -74,7 +72,7 @@ def test_plan__native_checks_pass(tmp_path: pathlib.Path, width: int) -> None:
     subprocess.run([*generator, "--shaders", str(tmp_path), "--out-dir", str(tmp_path)], check=True)
     sources = [NATIVE / "kernel.cpp", NATIVE / "plan.cpp", tmp_path / "kernels.gen.cpp"]
     sources += [ROOT / "tests" / "native" / name for name in ("plan_check.cpp", "tiny_object.cpp")]
-    command = [compiler, "-std=c++20", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
+    command = [compiler(), "-std=c++20", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
     # libstdc++ 12's stable_sort calls get_temporary_buffer, of which clang says that it is deprecated.
     command += ["-Wno-deprecated-declarations"]
     command += [f"-DLILY_WIDTH={width}", f"-I{NATIVE}", f"-I{tmp_path}", "-o", str(tmp_path / "check")]

@@ -9,18 +9,13 @@ import sys
 
 import pytest
 
+from compiler import compiler
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HOST = ROOT / "shaders" / "host"
 sys.path.insert(0, str(ROOT / "tools"))
 
 import kernel_table  # noqa: E402
-
-
-def compiler() -> str:
-    for name in ("c++", "g++", "clang++"):
-        if found := shutil.which(name):
-            return found
-    pytest.skip("no C++ compiler on this machine")
 
 
 @pytest.mark.parametrize("width", [1, 32])

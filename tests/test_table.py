@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-import shutil
 import subprocess
 import sys
 from typing import NamedTuple
 
 import pytest
+
+from compiler import compiler
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -491,13 +492,6 @@ void record(Recorder& run, [[maybe_unused]] Slot<float> x, [[maybe_unused]] Slot
     %s;
 }
 """
-
-
-def compiler() -> str:
-    for name in ("c++", "g++", "clang++"):
-        if found := shutil.which(name):
-            return found
-    pytest.skip("no C++ compiler on this machine")
 
 
 @pytest.mark.parametrize(("call", "why"), CALLS.values(), ids=CALLS.keys())
