@@ -222,7 +222,7 @@ const char* Worker::run_simdgroup(uint32_t simd) {
             if (lane.operand != first.operand) return "lanes of one simdgroup gave different shuffle operands";
         }
         if (first.wait != Wait::kExchange) return nullptr;
-        if (first.combine != nullptr) first.combine(&in_[base], first.operand, &out_[base]);
+        first.combine(&in_[base], first.operand, &out_[base]);
     }
 }
 
