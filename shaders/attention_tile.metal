@@ -129,13 +129,13 @@ KERNEL(attention_tile, 4)(
         sum[r] = 0;
     }
     tile_acc<BM, TILE_K, SIMDS, true> o0, o1, o2, o3;  // dims 0, 64, 128, 192 and on
-    tile_clear(o0);
-    tile_clear(o1);
-    tile_clear(o2);
-    tile_clear(o3);
+    tile_clear(o0, lane, simd);
+    tile_clear(o1, lane, simd);
+    tile_clear(o2, lane, simd);
+    tile_clear(o3, lane, simd);
     for (uint first = 0; first < end; first += TILE_K) {
         tile_acc<BM, TILE_K, SIMDS> score;
-        tile_clear(score);
+        tile_clear(score, lane, simd);
         for (uint dim = 0; dim < HEAD_DIM; dim += TILE_K) {
             stage_rows<BM, THREADS>(left, queries + dim, HEAD_DIM, live, tid);
             stage_cache<THREADS>(right, k_cache, table, kv_heads, kv_head, dim, first, end, tid);

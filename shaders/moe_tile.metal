@@ -52,8 +52,8 @@ KERNEL(expert_mm_gate_up, 4)(
     const uint k = args.k, col = group.x * TILE_N, live = tile[2];
     const uint gate_row = tile[0] * 2 * args.n + col, up_row = gate_row + args.n;
     tile_acc<BM, TILE_N, SIMDS> gate, up;
-    tile_clear(gate);
-    tile_clear(up);
+    tile_clear(gate, lane, simd);
+    tile_clear(up, lane, simd);
     for (uint at = 0; at < k; at += TILE_K) {
         const uint g = at / QUANT_GROUP, groups = k / QUANT_GROUP;
         stage_pairs<BM, THREADS>(xs, x + at, pairs + tile[1], args.used, k, live, tid);
@@ -97,7 +97,7 @@ KERNEL(expert_mm_down, 4)(
     const uint4 tile = tiles[group.y];
     const uint k = args.k, col = group.x * TILE_N, live = tile[2], w_row = tile[0] * args.n + col;
     tile_acc<BM, TILE_N, SIMDS> acc;
-    tile_clear(acc);
+    tile_clear(acc, lane, simd);
     for (uint at = 0; at < k; at += TILE_K) {
         const uint g = w_row * (k / QUANT_GROUP) + at / QUANT_GROUP;
         stage_rows<BM, SIMDS * SIMD_WIDTH>(xs, h + tile[1] * k + at, k, live, tid);

@@ -1,4 +1,4 @@
-// quant_mm.metal -- quantised matrix times the rows of a chunk (prefill), in matmul2d tiles.
+// quant_mm.metal -- quantised matrix times the rows of a chunk (prefill), in matrix tiles.
 //
 //   qmm         y[r] = W x[r]
 //   qmm_add     y[r] += W x[r]                                       (y is the residual stream)
@@ -15,12 +15,11 @@ struct qmm_args {
     uint first;
 };
 
-// The BM x TILE_N tile of W x whose first weight row is w's first.
+// acc += the BM x TILE_N tile of W x whose first weight row is w's first.
 template <uint BITS, uint BM, uint SIMDS>
 inline void qmm_tile(thread tile_acc<BM, TILE_N, SIMDS>& acc, device const act_t* x, device const uint4* w,
                      device const bfloat* scales, device const bfloat* biases, uint k, uint live,
                      threadgroup act_t* xs, threadgroup act_t* ws, uint tid) {
-    tile_clear(acc);
     for (uint at = 0; at < k; at += TILE_K) {
         stage_rows<BM, SIMDS * SIMD_WIDTH>(xs, x + at, k, live, tid);
         quant_tile_multiply<BITS, BM, TILE_N, SIMDS>(acc, xs, ws, w + at * BITS / 128, k * BITS / 128,
@@ -52,6 +51,7 @@ KERNEL(qmm, 4)(
     if (row + args.first >= step->rows) return;
     const uint live = min(BM, min(args.rows, step->rows - args.first) - row);
     tile_acc<BM, TILE_N, SIMDS> acc;
+    tile_clear(acc, lane, simd);
     qmm_tile<BITS, BM, SIMDS>(acc, x + row * k, w + col * (k * BITS / 128), scales + col * (k / QUANT_GROUP),
                               biases + col * (k / QUANT_GROUP), k, live, xs, ws, tid);
     UNROLL_TILE
@@ -84,6 +84,7 @@ KERNEL(qmm_add, 4)(
     if (row + args.first >= step->rows) return;
     const uint live = min(BM, min(args.rows, step->rows - args.first) - row);
     tile_acc<BM, TILE_N, SIMDS> acc;
+    tile_clear(acc, lane, simd);
     qmm_tile<BITS, BM, SIMDS>(acc, x + row * k, w + col * (k * BITS / 128), scales + col * (k / QUANT_GROUP),
                               biases + col * (k / QUANT_GROUP), k, live, xs, ws, tid);
     UNROLL_TILE
@@ -116,6 +117,8 @@ KERNEL(qmm_swiglu, 4)(
     if (row + args.first >= step->rows) return;
     const uint live = min(BM, min(args.rows, step->rows - args.first) - row);
     tile_acc<BM, TILE_N, SIMDS> gate, value;
+    tile_clear(gate, lane, simd);
+    tile_clear(value, lane, simd);
     qmm_tile<BITS, BM, SIMDS>(gate, x + row * k, w + col * (k * BITS / 128), scales + col * (k / QUANT_GROUP),
                               biases + col * (k / QUANT_GROUP), k, live, xs, ws, tid);
     qmm_tile<BITS, BM, SIMDS>(value, x + row * k, w + up * (k * BITS / 128), scales + up * (k / QUANT_GROUP),

@@ -1,68 +1,30 @@
 // tile.h -- matrix tiles in threadgroup memory and their products, in fp32.
 //
-// A tile has 64 columns of act_t; its layout in memory is private to tile_at and tile_put8. Products go through the
-// tensor operation matmul2d with an opaque accumulator. Contract, on every device: an element of the accumulator is one
-// chain of fp32 additions in ascending k, one tile of 64 after the other, whatever BM is; so the result of a row never
-// depends on how many rows share a launch. A quantised weight is rounded once, to act_t.
+// A tile has 64 columns of act_t; its layout in memory is private to tile_at and tile_put8. Contract, on every device:
+// an element of an accumulator is one chain of fp32 additions over steps of ascending k, whatever BM is; where a step
+// is deeper than one product, its inner order is the device's, and the same for all elements. So the result of a row
+// never depends on how many rows share a launch. A quantised weight is rounded once, to act_t.
+//
+// Products and accumulators have one form for each kind of hardware; both declare
+//     tile_acc<BM, BN, SIMDS, PLAIN>   a BM x BN accumulator, spread over the SIMDS simdgroups of a threadgroup, for
+//                                      products of one kind. It can be a local variable and a reference parameter, but
+//                                      no member and no array element. tile_clear begins one.
+//     acc[i], i < tile_capacity(acc)   this thread's elements, where tile_valid(acc, i); at tile_row and tile_col
+//     tile_multiply                    acc += a b^T; a is [BM][64], b is [BN][64]
+//     tile_multiply_plain              acc += a b;   a is [BM][64], b is [64][BN]
 #pragma once
 #include "quant.h"
 
 #ifndef LILY_TUNED_TILE
-#ifndef LILY_SHIM
-#include <metal_tensor>
-#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+#ifdef LILY_TENSOR_OPS
+#include "tile_tensor.h"
+#else
+#include "tile_simdgroup.h"
 #endif
-
-inline uint tile_at(uint row, uint col) { return row * TILE_K + col; }
 
 // Stores eight values at once: v holds them as bits; col is a multiple of 8.
 inline void tile_put8(threadgroup act_t* tile, uint row, uint col, uint4 v) {
     *(threadgroup uint4*)(tile + tile_at(row, col)) = v;
-}
-
-// With PLAIN the right operand is [64][BN], else [BN][64].
-template <uint BM, uint BN, uint SIMDS, bool PLAIN> struct tile_product {
-    static constexpr constant auto shape = mpp::tensor_ops::matmul2d_descriptor(
-        BM, BN, TILE_K, false, !PLAIN, false, mpp::tensor_ops::matmul2d_descriptor::mode::multiply_accumulate);
-    using operand = tensor<threadgroup act_t, dextents<int32_t, 2>, tensor_inline>;
-    using product = mpp::tensor_ops::matmul2d<shape, execution_simdgroups<SIMDS>>;
-    using result = typename product::template cooperative_tensor_destination_t<operand, operand, float>;
-};
-
-// A BM x BN accumulator, spread over the SIMDS simdgroups of a threadgroup, for products of one kind. Its size is known
-// to the device alone: it can be a local variable and a reference parameter, but no member and no array element.
-template <uint BM, uint BN, uint SIMDS, bool PLAIN = false>
-using tile_acc = typename tile_product<BM, BN, SIMDS, PLAIN>::result;
-
-// This thread's elements of an accumulator are acc[0] ... acc[tile_capacity(acc) - 1], where tile_valid.
-template <class Acc> inline uint tile_capacity(const thread Acc& acc) { return acc.get_capacity(); }
-template <class Acc> inline bool tile_valid(const thread Acc& acc, uint i) { return acc.is_valid_element(i); }
-template <class Acc> inline uint tile_row(const thread Acc& acc, uint i) {
-    return acc.get_multidimensional_index(i)[1];
-}
-template <class Acc> inline uint tile_col(const thread Acc& acc, uint i) {
-    return acc.get_multidimensional_index(i)[0];
-}
-template <class Acc> inline void tile_clear(thread Acc& acc) {
-    UNROLL_TILE
-    for (uint i = 0; i < tile_capacity(acc); i++)
-        if (tile_valid(acc, i)) acc[i] = 0;
-}
-
-// acc += a b^T; a is [BM][64], b is [BN][64].
-template <uint BM, uint BN, uint SIMDS>
-inline void tile_multiply(thread tile_acc<BM, BN, SIMDS>& acc, threadgroup act_t* a, threadgroup act_t* b) {
-    using P = tile_product<BM, BN, SIMDS, false>;
-    typename P::operand left(a, dextents<int32_t, 2>(TILE_K, BM)), right(b, dextents<int32_t, 2>(TILE_K, BN));
-    typename P::product().run(left, right, acc);
-}
-
-// acc += a b; a is [BM][64], b is [64][BN].
-template <uint BM, uint BN, uint SIMDS>
-inline void tile_multiply_plain(thread tile_acc<BM, BN, SIMDS, true>& acc, threadgroup act_t* a, threadgroup act_t* b) {
-    using P = tile_product<BM, BN, SIMDS, true>;
-    typename P::operand left(a, dextents<int32_t, 2>(TILE_K, BM)), right(b, dextents<int32_t, 2>(BN, TILE_K));
-    typename P::product().run(left, right, acc);
 }
 
 // Eight values as bits of act_t.

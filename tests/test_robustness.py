@@ -120,7 +120,7 @@ import resource
 from lily import Engine, OutOfMemoryError
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 try:
-    Engine("demo", threads=1000)
+    Engine("demo", device="cpu", threads=1000)
 except OutOfMemoryError as error:
     print("refused:", error)
 print("alive")

@@ -423,7 +423,8 @@ def test_files__refuse_one_name_twice(tmp_path: pathlib.Path, capsys: pytest.Cap
 def test_output__deterministic_and_untouched(tmp_path: pathlib.Path) -> None:
     assert generate(tmp_path, Source()) == 0
     files = sorted((tmp_path / "out").iterdir())
-    assert [path.name for path in files] == ["cpu_launch.gen.inc", "kernels.gen.cpp", "kernels.gen.h"]
+    names = ["cpu_launch.gen.inc", "grids.gen.inc", "kernels.gen.cpp", "kernels.gen.h"]
+    assert [path.name for path in files] == names
     before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in files]
     assert generate(tmp_path, Source()) == 0
     assert [(path.read_bytes(), path.stat().st_mtime_ns) for path in files] == before

@@ -160,10 +160,10 @@ def test_fork__in_the_middle_of_a_call(device: str) -> None:
 
             position = 4
 
-            def step(self) -> tuple[int, float]:
+            def step(self, ahead: int) -> tuple[int, float]:
                 inside.set()
                 leave.wait(20)
-                return native.step()
+                return native.step(ahead)
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(native, name)
@@ -322,8 +322,8 @@ def test_step__interrupt_after_the_work_keeps_the_token(device: str) -> None:
             def __getattr__(self, name: str) -> Any:
                 return getattr(native, name)
 
-            def step(self) -> Any:
-                native.step()
+            def step(self, ahead: int) -> Any:
+                native.step(ahead)
                 raise KeyboardInterrupt
 
         session._native = Interrupted()  # type: ignore[assignment]

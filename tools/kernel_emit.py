@@ -157,6 +157,44 @@ def table_parts(kernel: Kernel) -> list[str]:
     return [*lines, "}"]
 
 
+def grid_call(kernel: Kernel) -> list[str]:
+    """Write the grid function of one kernel for the host, which reads consts at run time.
+
+    A const is what the shader was compiled for: 0 in the form that reads args.
+    """
+    names = {field: f"args.{field}" for _, field in kernel.args.fields}
+    names |= {const.name: f"consts[{index}]" for index, const in enumerate(kernel.consts)}
+    lines = [
+        "",
+        f"void grid_of_{kernel.name}([[maybe_unused]] const void* data, "
+        "[[maybe_unused]] const uint32_t* consts, uint32_t* out) {",
+        f"    [[maybe_unused]] const auto& args = *static_cast<const {kernel.args.name}*>(data);",
+    ]
+    lines += [f"    out[{axis}] = {bare(expression(node, names))};" for axis, node in enumerate(kernel.grid)]
+    return [*lines, "}"]
+
+
+def grid_functions(kernels: Sequence[Kernel]) -> str:
+    """What shaders/host/grids.cpp includes after all shaders: only they know the functions a grid calls."""
+    lines = [BANNER]
+    for kernel in kernels:
+        lines += grid_call(kernel)
+    lines += ["", "using Grid = void (*)(const void* args, const uint32_t* consts, uint32_t* out);"]
+    lines += ["constexpr Grid grids[] = {", *(f"    grid_of_{kernel.name}," for kernel in kernels), "};"]
+    return "\n".join([*lines, ""])
+
+
+def listed_variants(kernels: Sequence[Kernel], tuples: Tuples) -> list[str]:
+    """The table of cpu_consts.txt for the host."""
+    lines = ["const ListedVariant kListedVariants[] = {"]
+    for index, kernel in enumerate(kernels):
+        for values in tuples[kernel.name]:
+            padded = ", ".join(f"{value}u" for value in (*values, 0, 0, 0, 0)[:4])
+            lines.append(f"    {{{index}, {{{padded}}}}},")
+    count = sum(len(tuples[kernel.name]) for kernel in kernels)
+    return [*lines, "};", f"const size_t kListedVariantCount = {count};", ""]
+
+
 def table_row(index: int, kernel: Kernel) -> str:
     """Write a kernel's row of kKernels."""
     consts = f"{kernel.name}_consts, {len(kernel.consts)}" if kernel.consts else "nullptr, 0"
@@ -181,7 +219,7 @@ def launch_functions(index: int, kernel: Kernel) -> list[str]:
     ]
 
 
-def host_source(shape: Shape, shape_text: str, kernels: Sequence[Kernel]) -> str:
+def host_source(shape: Shape, shape_text: str, kernels: Sequence[Kernel], tuples: Tuples) -> str:
     """The type-erased table and the members of the host structs."""
     lines = [
         BANNER,
@@ -219,7 +257,7 @@ def host_source(shape: Shape, shape_text: str, kernels: Sequence[Kernel]) -> str
         lines += table_parts(kernel)
     lines += ["", "}  // namespace", "", "const KernelInfo kKernels[] = {"]
     lines += [table_row(index, kernel) for index, kernel in enumerate(kernels)]
-    lines += ["};", f"const size_t kKernelCount = {len(kernels)};", ""]
+    lines += ["};", f"const size_t kKernelCount = {len(kernels)};", "", *listed_variants(kernels, tuples)]
     lines += ["const ShapeConstant kShapeConstants[] = {"]
     lines += [f"    {{{cpp_string(name)}, {value}u}}," for name, value in shape.constants.items()]
     # A C++ array cannot be empty: the last row is not counted.

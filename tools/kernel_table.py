@@ -7,6 +7,7 @@ declaration (kernel_shape.py, kernel_parse.py) and writes (kernel_emit.py)
     kernels.gen.h        a struct per kernel with named, typed slots
     kernels.gen.cpp      the type-erased kernel table
     cpu_launch.gen.inc   launchers for the CPU objects, for the variants of host/cpu_consts.txt
+    grids.gen.inc        threadgroups of each launch, for the host of a GPU
     docs/KERNELS.md      the table for people
 
 and stops with file:line at whatever is not in the accepted form.
@@ -181,7 +182,9 @@ def run(options: argparse.Namespace) -> None:
         write(options.docs, kernel_emit.docs(shape, kernels))
     if options.out_dir:
         write(options.out_dir / "kernels.gen.h", kernel_emit.host_header(kernels))
-        write(options.out_dir / "kernels.gen.cpp", kernel_emit.host_source(shape, shape_text, kernels))
+        source = kernel_emit.host_source(shape, shape_text, kernels, tuples)
+        write(options.out_dir / "kernels.gen.cpp", source)
+        write(options.out_dir / "grids.gen.inc", kernel_emit.grid_functions(kernels))
         launchers = kernel_emit.cpu_launchers(shape_text, kernels, tuples, options.with_bench)
         write(options.out_dir / "cpu_launch.gen.inc", launchers)
 

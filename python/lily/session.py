@@ -218,7 +218,7 @@ class Session(Unique):
                     if params.max_tokens is None and produced:
                         return
                     raise ContextFullError(f"the context of {self._core.context} tokens is full")
-                index, logprob = self._advance()
+                index, logprob = self._advance((params.max_tokens or self._core.context) - produced - 1)
                 text = self._detokenizer.add(index)
             produced += 1
             yield Token(index, logprob, text)
@@ -253,7 +253,7 @@ class Session(Unique):
                 self._check_current(epoch)
                 meter.start()
                 top = self._top(params.top_logprobs)
-                index, logprob = self._advance()
+                index, logprob = self._advance(limit - meter.completion - 1)
                 meter.token(reply.kind)
             unread.append(TokenLogprob(index, logprob, top))
             if index in ends:
@@ -315,9 +315,10 @@ class Session(Unique):
         finally:  # Ctrl-C may come when the work is done and its result not yet known
             self._tokens.extend(ids[: self._native.position - before].tolist())
 
-    def _advance(self) -> tuple[int, float]:
+    def _advance(self, ahead: int) -> tuple[int, float]:
+        """Append one token; the device may already work on as many as `ahead` further ones."""
         try:
-            index, logprob = self._native.step()
+            index, logprob = self._native.step(ahead)
             self._tokens.append(index)
         except BaseException:  # Ctrl-C may come when the work is done and its result not yet known
             if self._native.position > len(self._tokens):

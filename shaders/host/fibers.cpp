@@ -117,7 +117,7 @@ public:
     bool ready() const { return stacks_ != MAP_FAILED; }
     const char* run(uint32_t simds, Body body, const void* body_context);
     uint32_t current_thread() const { return current_; }
-    void wait(Wait wait, Combine combine, uint32_t operand, void* value, size_t bytes);
+    void wait(Wait wait, Combine combine, uint32_t operand, void* value);
 
 private:
     [[noreturn]] static void fiber_main();
@@ -137,7 +137,7 @@ private:
     bool upwards_ = false;
     Body body_ = nullptr;
     const void* body_context_ = nullptr;
-    uint32_t in_[kMaxThreads], out_[kMaxThreads];
+    void* values_[kMaxThreads];  // each on the stack of a fiber that waits
 };
 
 thread_local std::unique_ptr<Worker> owned_worker;
@@ -187,20 +187,17 @@ void Worker::fiber_main() {
 #endif
     for (;;) {
         self.body_(self.body_context_, self.current_);
-        self.wait(Wait::kDone, nullptr, 0, nullptr, 0);
+        self.wait(Wait::kDone, nullptr, 0, nullptr);
     }
 }
 
-void Worker::wait(Wait wait, Combine combine, uint32_t operand, void* value, size_t bytes) {
-    const uint32_t tid = current_;
-    Fiber& fiber = fibers_[tid];
+void Worker::wait(Wait wait, Combine combine, uint32_t operand, void* value) {
+    Fiber& fiber = fibers_[current_];
     fiber.wait = wait;
     fiber.combine = combine;
     fiber.operand = operand;
-    in_[tid] = 0;
-    if (bytes > 0) std::memcpy(&in_[tid], value, bytes);
+    values_[current_] = value;
     switch_context(fiber.context, main_);
-    if (bytes > 0) std::memcpy(value, &out_[tid], bytes);
 }
 
 void Worker::resume(uint32_t tid) {
@@ -222,7 +219,7 @@ const char* Worker::run_simdgroup(uint32_t simd) {
             if (lane.operand != first.operand) return "lanes of one simdgroup gave different shuffle operands";
         }
         if (first.wait != Wait::kExchange) return nullptr;
-        first.combine(&in_[base], first.operand, &out_[base]);
+        first.combine(&values_[base], first.operand);
     }
 }
 
@@ -283,11 +280,11 @@ uint32_t current_thread() {
 }
 
 void threadgroup_barrier() {
-    worker->wait(Wait::kBarrier, nullptr, 0, nullptr, 0);
+    worker->wait(Wait::kBarrier, nullptr, 0, nullptr);
 }
 
-void simd_exchange(Combine combine, uint32_t operand, void* value, size_t bytes) {
-    worker->wait(Wait::kExchange, combine, operand, value, bytes);
+void simd_exchange(Combine combine, uint32_t operand, void* value) {
+    worker->wait(Wait::kExchange, combine, operand, value);
 }
 
 }  // namespace lily_fibers

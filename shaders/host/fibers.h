@@ -3,13 +3,12 @@
 // an error.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 namespace lily_fibers {
 
-// From the 32 values of a simdgroup, one result per lane.
-using Combine = void (*)(const uint32_t* in, uint32_t operand, uint32_t* out);
+// Replaces the 32 values of a simdgroup by one result per lane.
+using Combine = void (*)(void* const* values, uint32_t operand);
 using Body = void (*)(const void* context, uint32_t tid);
 
 // Runs body for the threads 0 ... simds * 32 - 1. Returns nullptr, or what the threads did wrong (static
@@ -19,7 +18,7 @@ const char* run_threads(uint32_t simds, Body body, const void* context);
 // For use inside body.
 uint32_t current_thread();
 void threadgroup_barrier();
-// Replaces *value (at most 4 bytes) by this lane's result.
-void simd_exchange(Combine combine, uint32_t operand, void* value, size_t bytes);
+// Replaces *value by this lane's result.
+void simd_exchange(Combine combine, uint32_t operand, void* value);
 
 }  // namespace lily_fibers

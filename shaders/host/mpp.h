@@ -32,17 +32,6 @@ struct execution_simdgroups {
 
 using namespace metal;
 
-// The compiler's own conversion is a library call where the instruction set has none.
-inline float widen(half value) {
-    const uint bits = __builtin_bit_cast(ushort, value), magnitude = bits & 0x7fff;
-    const float finite = __builtin_bit_cast(float, magnitude << 13) * 0x1p112f;
-    const uint special = magnitude >= 0x7c00 ? 0x7f800000u : 0u;
-    return __builtin_bit_cast(float, __builtin_bit_cast(uint, finite) | special | (bits & 0x8000) << 16);
-}
-inline float widen(bfloat value) {
-    return float(value);
-}
-
 namespace mpp::tensor_ops {
 
 struct matmul2d_descriptor {
@@ -74,7 +63,7 @@ template <matmul2d_descriptor SHAPE, class Scope>
 struct matmul2d {
     static_assert(!SHAPE.transpose_left && SHAPE.operation == matmul2d_descriptor::mode::multiply_accumulate);
 
-    template <class Left, class Right, class T>
+    template <class Left, class Right, class T, class Index>
     using cooperative_tensor_destination_t = cooperative_tensor<T, SHAPE.m, SHAPE.n, Scope::threads>;
 
     // Each element is one chain of fused or, without the instruction, separately rounded steps in ascending

@@ -325,7 +325,7 @@ LILY_INLINE uint tile_col(const Acc&, uint i) {
     return i % Acc::COLUMNS;
 }
 template <class Acc>
-LILY_INLINE void tile_clear(Acc& acc) {
+LILY_INLINE void tile_clear(Acc& acc, uint, uint) {
     for (float& value : acc.c) value = 0;
 }
 

@@ -166,6 +166,17 @@ inline float fma(float a, float b, float c) {
 #endif
 }
 
+// The compiler's own conversion is a library call where the instruction set has none.
+inline float widen(half value) {
+    const uint bits = __builtin_bit_cast(ushort, value), magnitude = bits & 0x7fff;
+    const float finite = __builtin_bit_cast(float, magnitude << 13) * 0x1p112f;
+    const uint special = magnitude >= 0x7c00 ? 0x7f800000u : 0u;
+    return __builtin_bit_cast(float, __builtin_bit_cast(uint, finite) | special | (bits & 0x8000) << 16);
+}
+inline float widen(bfloat value) {
+    return float(value);
+}
+
 #include "math_cpu.h"
 
 // ---- atomics: relaxed, unsigned, in device or threadgroup memory
@@ -226,19 +237,16 @@ inline void threadgroup_barrier(mem_flags) {
     lily_fibers::threadgroup_barrier();
 }
 
-// The 32 values of a simdgroup, exchanged as raw words; Combine sees all of them and fills one result per
-// lane.
+// Combine sees the 32 values of a simdgroup and fills one result per lane.
 template <class T, class Combine>
 inline T simd_exchange(T x, uint operand, Combine) {
-    static_assert(sizeof(T) <= sizeof(uint));
-    const auto combine = [](const uint32_t* in, uint32_t operand_, uint32_t* out) {
-        T values[32];
-        for (uint i = 0; i < 32; ++i) __builtin_memcpy(&values[i], &in[i], sizeof(T));
-        T results[32];
+    const auto combine = [](void* const* lanes, uint32_t operand_) {
+        T values[32], results[32];
+        for (uint i = 0; i < 32; ++i) values[i] = *static_cast<const T*>(lanes[i]);
         Combine()(values, operand_, results);
-        for (uint i = 0; i < 32; ++i) __builtin_memcpy(&out[i], &results[i], sizeof(T));
+        for (uint i = 0; i < 32; ++i) *static_cast<T*>(lanes[i]) = results[i];
     };
-    lily_fibers::simd_exchange(+combine, operand, &x, sizeof(T));
+    lily_fibers::simd_exchange(+combine, operand, &x);
     return x;
 }
 template <class T, class Operation>
@@ -309,6 +317,8 @@ inline const char* run_group(uint simds, const ThreadBody& body) {
 
 #if LILY_WIDTH == 1
 #include "q4_cpu.h"
-#else
+#elif defined(LILY_TENSOR_OPS)
 #include "mpp.h"
+#else
+#include "simdgroup_matrix.h"
 #endif

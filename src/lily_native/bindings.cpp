@@ -1,10 +1,6 @@
 // The Python module lily._native: argument conversion, GIL release, exception map. No logic.
 #include "bindings.h"
 
-#include <cxxabi.h>
-
-#include <optional>
-
 #include "engine.h"
 #include "session.h"
 
@@ -12,13 +8,6 @@ namespace py = pybind11;
 
 namespace lily {
 namespace {
-
-using Ids = py::array_t<int32_t, py::array::c_style>;  // no silent narrowing
-
-std::span<const int32_t> span_of(const Ids& ids) {
-    if (ids.ndim() != 1) throw Error(ErrorKind::kValue, "token ids must be a one-dimensional array");
-    return {ids.data(), static_cast<size_t>(ids.size())};
-}
 
 template <class T>
 py::array_t<T> array_of(const std::vector<T>& values, std::vector<py::ssize_t> shape) {
@@ -29,32 +18,6 @@ py::array_t<T> array_of(const std::vector<T>& values, std::vector<py::ssize_t> s
 
 py::array_t<int32_t> ids_of(const std::vector<uint32_t>& ids, std::vector<py::ssize_t> shape) {
     return array_of(std::vector<int32_t>(ids.begin(), ids.end()), std::move(shape));
-}
-
-// Runs `work` without the GIL. This is no scope guard: taking the GIL back ends the thread when the interpreter is
-// shutting down, and a thread that ends inside a destructor takes the process with it.
-template <class Work>
-auto without_gil(Work&& work) {
-    using Result = std::invoke_result_t<Work>;
-    struct Nothing {};
-    std::optional<std::conditional_t<std::is_void_v<Result>, Nothing, Result>> result;
-    std::exception_ptr error;
-    PyThreadState* const state = PyEval_SaveThread();
-    try {
-        if constexpr (std::is_void_v<Result>)
-            work();
-        else
-            result.emplace(work());
-#ifdef __GLIBCXX__
-    } catch (const abi::__forced_unwind&) {
-        throw;
-#endif
-    } catch (...) {
-        error = std::current_exception();
-    }
-    PyEval_RestoreThread(state);
-    if (error) std::rethrow_exception(error);
-    if constexpr (!std::is_void_v<Result>) return std::move(*result);
 }
 
 // The class of lily.errors for each kind. Looked up when something is thrown, so that importing the module stays cheap.
@@ -151,6 +114,14 @@ void bind_plans(py::module_& m) {
         },
         py::arg("config"), py::arg("plan"), py::kw_only(), py::arg("context"), py::arg("prefill_chunk"),
         py::arg("max_sessions"));
+    m.def(
+        "metal_sources",
+        [](const Config& config, uint32_t context, uint32_t chunk, uint32_t sessions, bool tensor_ops) {
+            return metal_sources(config, {.device = "cpu", .context = context, .chunk = chunk, .sessions = sessions},
+                                 tensor_ops);
+        },
+        py::arg("config"), py::kw_only(), py::arg("context"), py::arg("prefill_chunk"), py::arg("max_sessions"),
+        py::arg("tensor_ops"));
 }
 
 std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::tuple>& tensors,
@@ -234,11 +205,13 @@ void bind_session(py::module_& m) {
         .def("set_sampling", &set_sampling, py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
              py::arg("min_p"), py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("repetition_penalty"),
              py::arg("seed"), py::arg("logit_bias"))
-        .def("step",
-             [](Session& session) {
-                 const Picked picked = without_gil([&] { return session.step(); });
-                 return py::make_tuple(picked.token, picked.logprob);
-             })
+        .def(
+            "step",
+            [](Session& session, uint32_t ahead) {
+                const Picked picked = without_gil([&] { return session.step(ahead); });
+                return py::make_tuple(picked.token, picked.logprob);
+            },
+            py::arg("ahead") = 0)
         .def("last_token", [](Session& session) { return without_gil([&] { return session.last_token(); }); })
         .def("logits",
              [](Session& session) {
@@ -274,4 +247,5 @@ PYBIND11_MODULE(_native, m) {
     lily::bind_engine(m);
     lily::bind_session(m);
     lily::bind_kernels(m);
+    lily::bind_doctor(m);
 }

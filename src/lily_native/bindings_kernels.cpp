@@ -74,11 +74,20 @@ Launch launch_of(const KernelInfo& kernel, const py::dict& args, const py::dict&
 // One device per width and thread count, kept for the life of the process: tests launch thousands of kernels.
 Device& test_device(const std::string& name, uint32_t threads) {
     static std::mutex mutex;
-    static std::map<std::pair<std::string, uint32_t>, std::unique_ptr<Device>> devices;
-    if (name != "cpu" && name != "cpu32") throw Error(ErrorKind::kValue, "unknown device " + name);
+    // Never destroyed: at exit, what a device builds upon may be gone before it.
+    static auto& devices = *new std::map<std::pair<std::string, uint32_t>, std::unique_ptr<Device>>;
     const std::lock_guard guard(mutex);
     auto& device = devices[{name, threads}];
-    if (!device) device = make_cpu_device(name == "cpu32" ? 32 : 1, threads);
+#if LILY_METAL
+    if (!device && name == "metal") device = make_metal_device();
+#endif
+    if (!device && name != "cpu" && name != "cpu32" && name != "cpu32s")
+        throw Error(ErrorKind::kValue, "unknown device " + name);
+    if (!device) {
+        // cpu32s multiplies tiles as GPUs without tensor operations do.
+        const char* object = name == "cpu32s" ? "liblily_cpu32_simdgroup" : nullptr;
+        device = make_cpu_device(name == "cpu" ? 1 : 32, threads, object);
+    }
     return *device;
 }
 
@@ -144,9 +153,9 @@ void run_kernel(const std::string& name, const py::dict& args, const py::dict& c
     recorder.scope("test");
     recorder.add(launch);
     const Plan plan = recorder.finish(name);
-    device.prepare(plan);
-    device.submit(plan);
-    device.wait();
+    const auto program = device.prepare(plan);
+    const Program* const programs[] = {program.get()};
+    device.wait(device.submit(programs));
     arrays.take_back();
 }
 
@@ -181,6 +190,14 @@ void bind_kernels(py::module_& m) {
           py::arg("device"), py::arg("threads") = 1);
     m.def("slot_counts", &slot_counts, py::arg("name"), py::arg("args"), py::arg("consts"));
     m.def("variants", &variants, py::arg("device"));
+    // Devices of this build, whether the machine has them or not.
+    m.def("devices", [] {
+        std::vector<std::string> names = {"cpu", "cpu32"};
+#if LILY_METAL
+        names.emplace_back("metal");
+#endif
+        return names;
+    });
     m.def("shape_constants", [] {
         std::map<std::string, uint32_t> constants;
         for (size_t i = 0; i < kShapeConstantCount; ++i) constants[kShapeConstants[i].name] = kShapeConstants[i].value;

@@ -2,10 +2,10 @@
 // knowledge.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,11 +15,17 @@
 
 namespace lily {
 
-// One compiled form of a kernel: its constants in the order of KernelInfo::consts, unused entries 0.
-struct Variant {
-    const KernelInfo* kernel;
-    std::array<uint32_t, kMaxConsts> consts;
+// A plan that a device has made ready. Valid while the device and the plan's buffers are.
+class Program {
+public:
+    Program() = default;
+    Program(const Program&) = delete;
+    Program& operator=(const Program&) = delete;
+    virtual ~Program() = default;
 };
+
+// Counts submissions; 0 comes before the first.
+using Ticket = uint64_t;
 
 // One thread at a time may use a device; the owner (the engine) serialises its callers.
 // A plan with a single launch is a valid plan: that is how tests run one kernel.
@@ -32,30 +38,44 @@ public:
 
     // Zero-filled memory, aligned to 256 bytes. Throws kOutOfMemory, naming the buffer and its size.
     virtual BufferId allocate(const char* name, uint64_t bytes) = 0;
+    // Nothing that was submitted may still use the buffer.
     virtual void release(BufferId buffer) = 0;
     // The largest buffer that this device can have.
     virtual uint64_t max_buffer_bytes() const = 0;
+    // How much memory the device can work on at once; UINT64_MAX where it is the machine's.
+    virtual uint64_t memory_limit() const = 0;
     // Host address of a buffer, or nullptr where the host cannot reach it.
     virtual std::byte* map(BufferId buffer) = 0;
 
-    // Checks and compiles whatever the plan needs. Throws kUnsupported when a variant does not exist here.
-    virtual void prepare(const Plan& plan) = 0;
-    // Starts a plan. Its buffers must stay alive until wait() returns.
-    virtual void submit(const Plan& plan) = 0;
-    // Returns when everything submitted has finished. Throws kDevice for what went wrong meanwhile.
-    virtual void wait() = 0;
+    // Compiles ahead, as many at a time as the machine allows; prepare() compiles what is missing. Throws kUnsupported
+    // when a variant does not exist here.
+    virtual void compile(std::span<const Variant> variants) = 0;
+    virtual std::unique_ptr<Program> prepare(const Plan& plan) = 0;
+    // Starts programs, one after the other. They must stay alive until they have finished.
+    virtual Ticket submit(std::span<const Program* const> programs) = 0;
+    // Returns when a submission and all before it have finished. Throws kDevice or kOutOfMemory for what went wrong in
+    // any of them; nothing is running then, and the device goes on working.
+    virtual void wait(Ticket ticket) = 0;
+    // Submissions worth having in flight: more than one hides the host's work behind the device's.
+    virtual uint32_t queue_depth() const = 0;
 
     virtual std::string name() const = 0;
     // Facts for people and bug reports, in display order.
     virtual std::vector<std::pair<std::string, std::string>> info() const = 0;
     // Rows of the matrix tile that this device multiplies best; the model picks GEMM variants by it.
     virtual uint32_t tile_rows() const = 0;
-    // Every compiled variant that can be listed without a plan.
+    // Variants that tests should run: all there are, or a selection where any can be compiled.
     virtual std::vector<Variant> variants() const = 0;
 };
 
 // width 1 is the fast device, width 32 the one that behaves as a GPU does (32 lanes, real barriers).
 // threads = 0 takes one per physical core that this process may use.
-std::unique_ptr<Device> make_cpu_device(uint32_t width, uint32_t threads);
+// object names the shared object with the shaders where it is not the usual one of the width.
+std::unique_ptr<Device> make_cpu_device(uint32_t width, uint32_t threads, const char* object = nullptr);
+
+#if LILY_METAL
+// The GPU of this machine. Throws kUnsupported when it has none that can run the shaders.
+std::unique_ptr<Device> make_metal_device();
+#endif
 
 }  // namespace lily

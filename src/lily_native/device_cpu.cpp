@@ -90,7 +90,7 @@ Mapping map_zeros(uint64_t wanted) {
     return {address + before, bytes};
 }
 
-// A launch of the stage that is running.
+// A launch with all that running it needs.
 struct Item {
     const Launch* launch;
     const CpuKernel* kernel;
@@ -102,18 +102,39 @@ struct Item {
     std::atomic<const char*> error;
 };
 
+// Items of one stage, split into chunks that threads take.
+struct Stage {
+    Item* first;
+    uint32_t count;
+    uint32_t chunks;
+    bool alone;  // too little work to wake a thread for
+};
+
+class CpuProgram final : public Program {
+public:
+    explicit CpuProgram(const Plan& plan)
+        : launches(plan.launches), items(std::make_unique<Item[]>(plan.launches.size())) {}
+
+    std::vector<Launch> launches;
+    std::unique_ptr<Item[]> items;
+    std::vector<Stage> stages;
+};
+
 class CpuDevice final : public Device {
 public:
-    CpuDevice(uint32_t width, uint32_t threads);
+    CpuDevice(uint32_t width, uint32_t threads, const std::string& object);
     ~CpuDevice() override;
 
     BufferId allocate(const char* name, uint64_t bytes) override;
     void release(BufferId buffer) override;
     uint64_t max_buffer_bytes() const override { return UINT64_MAX; }
+    uint64_t memory_limit() const override { return UINT64_MAX; }
     std::byte* map(BufferId buffer) override { return mapping(buffer).address; }
-    void prepare(const Plan& plan) override;
-    void submit(const Plan& plan) override;
-    void wait() override {}
+    void compile(std::span<const Variant> variants) override;
+    std::unique_ptr<Program> prepare(const Plan& plan) override;
+    Ticket submit(std::span<const Program* const> programs) override;
+    void wait(Ticket) override {}  // submit() has run everything
+    uint32_t queue_depth() const override { return 1; }
     std::string name() const override { return object_->width == 1 ? "cpu" : "cpu32"; }
     std::vector<std::pair<std::string, std::string>> info() const override;
     uint32_t tile_rows() const override { return kTileRows; }
@@ -121,23 +142,22 @@ public:
 
 private:
     const Mapping& mapping(BufferId buffer) const;
-    const CpuKernel& find(const Launch& launch) const;
+    const CpuKernel& find(const KernelInfo& kernel, const Consts& consts) const;
     void place(const Launch& launch, Item& item) const;
-    void run_stage(const Launch* first, uint32_t count);
-    static void run_chunk(void* device, uint32_t chunk);
-    [[noreturn]] void fail(const Item& item) const;
+    void split(Stage& stage) const;
+    void run_stage(const Stage& stage);
+    [[noreturn]] void fail(const Stage& stage, const Item& item) const;
 
     const CpuObject* object_;
     std::vector<std::vector<const CpuKernel*>> variants_;  // by KernelInfo::index
     std::vector<Mapping> buffers_;
     std::vector<uint32_t> free_;
     std::unique_ptr<ThreadPool> pool_;
-    std::unique_ptr<Item[]> items_;
-    uint32_t item_capacity_ = 0, item_count_ = 0;
+    Ticket ticket_ = 0;
 };
 
-CpuDevice::CpuDevice(uint32_t width, uint32_t threads)
-    : object_(open_object(width == 1 ? best_object() : "liblily_cpu32", width)),
+CpuDevice::CpuDevice(uint32_t width, uint32_t threads, const std::string& object)
+    : object_(open_object(object, width)),
       variants_(kKernelCount),
       pool_(std::make_unique<ThreadPool>(threads > 0 ? threads : usable_cores())) {
     for (uint32_t i = 0; i < object_->count; ++i)
@@ -179,26 +199,26 @@ const Mapping& CpuDevice::mapping(BufferId buffer) const {
     return buffers_[buffer.index];
 }
 
-// The most specialised variant that can run the launch.
-const CpuKernel& CpuDevice::find(const Launch& launch) const {
+// The most specialised variant that can run a launch.
+const CpuKernel& CpuDevice::find(const KernelInfo& kernel, const Consts& consts) const {
     const CpuKernel* best = nullptr;
     int best_score = -1;
-    for (const CpuKernel* candidate : variants_[launch.kernel->index]) {
-        const int score = variant_score(*launch.kernel, candidate->consts, launch.consts);
+    for (const CpuKernel* candidate : variants_[kernel.index]) {
+        const int score = variant_score(kernel, candidate->consts, consts);
         if (score > best_score) {
             best = candidate;
             best_score = score;
         }
     }
     if (best == nullptr)
-        throw Error(ErrorKind::kUnsupported, name() + ": kernel " + launch.kernel->name + " is not compiled for (" +
-                                                 describe_consts(*launch.kernel, launch.consts) + ")");
+        throw Error(ErrorKind::kUnsupported, name() + ": kernel " + kernel.name + " is not compiled for (" +
+                                                 describe_consts(kernel, consts) + ")");
     return *best;
 }
 
 void CpuDevice::place(const Launch& launch, Item& item) const {
     item.launch = &launch;
-    item.kernel = &find(launch);
+    item.kernel = &find(*launch.kernel, launch.consts);
     item.error.store(nullptr, std::memory_order_relaxed);
     for (uint32_t i = 0; i < launch.kernel->slot_count; ++i) {
         const SlotRef& slot = launch.slots[i];
@@ -217,78 +237,77 @@ void CpuDevice::place(const Launch& launch, Item& item) const {
     item.groups = static_cast<uint32_t>(groups);
 }
 
-// The launches from `first` on that share its stage.
-static uint32_t stage_size(const Plan& plan, size_t first) {
-    size_t last = first;
-    while (last < plan.launches.size() && plan.launches[last].stage == plan.launches[first].stage) ++last;
-    return static_cast<uint32_t>(last - first);
+void CpuDevice::compile(std::span<const Variant> variants) {
+    for (const Variant& variant : variants) find(*variant.kernel, variant.consts);
 }
 
-void CpuDevice::prepare(const Plan& plan) {
-    uint32_t widest = 0;
-    for (const Launch& launch : plan.launches) find(launch);
-    for (size_t first = 0; first < plan.launches.size(); first += stage_size(plan, first))
-        widest = std::max(widest, stage_size(plan, first));
-    if (widest <= item_capacity_) return;
-    items_ = std::make_unique<Item[]>(widest);
-    item_capacity_ = widest;
-}
-
-void CpuDevice::submit(const Plan& plan) {
-    if (!pool_->usable()) throw Error(ErrorKind::kDevice, "cpu: the engine cannot be used after fork()");
-    for (size_t first = 0; first < plan.launches.size();) {
-        const uint32_t count = stage_size(plan, first);
-        run_stage(&plan.launches[first], count);
-        first += count;
+std::unique_ptr<Program> CpuDevice::prepare(const Plan& plan) {
+    auto program = std::make_unique<CpuProgram>(plan);
+    const std::vector<Launch>& launches = program->launches;
+    for (size_t i = 0; i < launches.size(); ++i) {
+        place(launches[i], program->items[i]);
+        if (i == 0 || launches[i].stage != launches[i - 1].stage)
+            program->stages.push_back({&program->items[i], 0, 0, true});
+        ++program->stages.back().count;
     }
+    for (Stage& stage : program->stages) split(stage);
+    return program;
 }
 
-// Launches of a stage are independent, so their threadgroups go to the pool together.
-void CpuDevice::run_stage(const Launch* first, uint32_t count) {
-    if (count > item_capacity_) throw Error(ErrorKind::kLogic, "cpu: plan was not prepared");
-    item_count_ = count;
+void CpuDevice::split(Stage& stage) const {
     uint64_t groups = 0, bytes = 0;
-    for (uint32_t i = 0; i < count; ++i) {
-        place(first[i], items_[i]);
-        groups += items_[i].groups;
-        for (uint32_t slot = 0; slot < first[i].kernel->slot_count; ++slot) bytes += first[i].slots[slot].bytes;
+    for (Item& item : std::span(stage.first, stage.count)) {
+        groups += item.groups;
+        for (uint32_t slot = 0; slot < item.launch->kernel->slot_count; ++slot) bytes += item.launch->slots[slot].bytes;
     }
-    const bool alone = pool_->size() == 1 || groups <= 1 || bytes <= kInlineBytes;
+    stage.alone = pool_->size() == 1 || groups <= 1 || bytes <= kInlineBytes;
     // A few chunks per thread even out threadgroups of unequal length.
-    const uint32_t chunks_per_launch = alone ? 1 : pool_->size() * 4;
-    uint32_t chunks = 0;
-    for (uint32_t i = 0; i < count; ++i) {
-        Item& item = items_[i];
-        item.first_chunk = chunks;
+    const uint32_t chunks_per_launch = stage.alone ? 1 : pool_->size() * 4;
+    for (Item& item : std::span(stage.first, stage.count)) {
+        item.first_chunk = stage.chunks;
         item.groups_per_chunk = std::max(1u, (item.groups + chunks_per_launch - 1) / chunks_per_launch);
-        chunks += (item.groups + item.groups_per_chunk - 1) / item.groups_per_chunk;
+        stage.chunks += (item.groups + item.groups_per_chunk - 1) / item.groups_per_chunk;
     }
-    if (alone) {
-        for (uint32_t chunk = 0; chunk < chunks; ++chunk) run_chunk(this, chunk);
-    } else {
-        pool_->run(chunks, &run_chunk, this);
-    }
-    for (uint32_t i = 0; i < count; ++i)
-        if (items_[i].error.load(std::memory_order_relaxed) != nullptr) fail(items_[i]);
 }
 
-void CpuDevice::run_chunk(void* device, uint32_t chunk) {
-    const CpuDevice& self = *static_cast<const CpuDevice*>(device);
-    uint32_t i = self.item_count_ - 1;
-    while (self.items_[i].first_chunk > chunk) --i;
-    Item& item = self.items_[i];
+Ticket CpuDevice::submit(std::span<const Program* const> programs) {
+    if (!pool_->usable()) throw Error(ErrorKind::kDevice, "cpu: the engine cannot be used after fork()");
+    for (const Program* program : programs)
+        for (const Stage& stage : static_cast<const CpuProgram*>(program)->stages) run_stage(stage);
+    return ++ticket_;
+}
+
+void run_chunk(void* context, uint32_t chunk) {
+    const Stage& stage = *static_cast<const Stage*>(context);
+    uint32_t i = stage.count - 1;
+    while (stage.first[i].first_chunk > chunk) --i;
+    Item& item = stage.first[i];
     const uint32_t first = (chunk - item.first_chunk) * item.groups_per_chunk;
     const uint32_t last = std::min(item.groups - first, item.groups_per_chunk) + first;
     const char* error = item.kernel->run(item.run, first, last);
     if (error != nullptr) item.error.store(error, std::memory_order_relaxed);
 }
 
-void CpuDevice::fail(const Item& item) const {
+// Launches of a stage are independent, so their threadgroups go to the pool together.
+void CpuDevice::run_stage(const Stage& stage) {
+    Stage shared = stage;
+    if (stage.alone) {
+        for (uint32_t chunk = 0; chunk < stage.chunks; ++chunk) run_chunk(&shared, chunk);
+    } else {
+        pool_->run(stage.chunks, &run_chunk, &shared);
+    }
+    for (const Item& item : std::span(stage.first, stage.count))
+        if (item.error.load(std::memory_order_relaxed) != nullptr) fail(stage, item);
+}
+
+void CpuDevice::fail(const Stage& stage, const Item& item) const {
     const Launch& launch = *item.launch;
     std::string where = std::string("kernel ") + launch.kernel->name;
     if (launch.label[0] != '\0') where += std::string(", ") + launch.label;
     if (launch.layer >= 0) where += ", layer " + std::to_string(launch.layer);
-    throw Error(ErrorKind::kDevice, name() + ": " + where + ": " + item.error.load(std::memory_order_relaxed));
+    const char* error = item.error.load(std::memory_order_relaxed);
+    for (Item* each = stage.first; each < stage.first + stage.count; ++each) each->error = nullptr;
+    throw Error(ErrorKind::kDevice, name() + ": " + where + ": " + error);
 }
 
 std::vector<std::pair<std::string, std::string>> CpuDevice::info() const {
@@ -311,9 +330,10 @@ std::vector<Variant> CpuDevice::variants() const {
 
 }  // namespace
 
-std::unique_ptr<Device> make_cpu_device(uint32_t width, uint32_t threads) {
+std::unique_ptr<Device> make_cpu_device(uint32_t width, uint32_t threads, const char* object) {
     if (width != 1 && width != 32) throw Error(ErrorKind::kValue, "cpu: the SIMD width is 1 or 32");
-    return std::make_unique<CpuDevice>(width, threads);
+    if (object == nullptr) object = width == 1 ? best_object() : "liblily_cpu32";
+    return std::make_unique<CpuDevice>(width, threads, object);
 }
 
 }  // namespace lily

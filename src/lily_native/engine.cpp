@@ -3,10 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <unordered_map>
 
+#include "shader_source.h"
 #include "thread_pool.h"
 #include "weight_reader.h"
 
@@ -52,8 +55,24 @@ MemoryPlan memory_of(const Config& config, const Capacity& capacity) {
             .scratch = sum(sizes.scratch)};
 }
 
-uint32_t device_width(const std::string& device) {
-    return device == "cpu32" ? 32 : 1;
+// "auto" takes the processor where the GPU that this build prefers cannot be used.
+std::unique_ptr<Device> open_device(const EngineOptions& options) {
+    const std::string device = choose_device(options);
+#if LILY_METAL
+    try {
+        if (device == "metal") return make_metal_device();
+    } catch (const Error& error) {
+        if (options.device != "auto" || error.kind() != ErrorKind::kUnsupported) throw;
+    }
+#endif
+    return make_cpu_device(device == "cpu32" ? 32 : 1, options.threads);
+}
+
+// Sizes for people, in units of 2^30 bytes.
+std::string gib(uint64_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.2f GiB", static_cast<double>(bytes) / (1u << 30));
+    return text;
 }
 
 // The smallest tile of any device: plans of memory made before a device exists are upper bounds.
@@ -100,11 +119,14 @@ std::string choose_device(const EngineOptions& options) {
     if (options.chunk % TILE_K != 0)
         throw Error(ErrorKind::kValue,
                     "prefill_chunk must be a multiple of 64, found " + std::to_string(options.chunk));
-    if (options.device == "auto" || options.device == "cpu") return "cpu";
-    if (options.device == "cpu32") return "cpu32";
+    if (options.device == "cpu" || options.device == "cpu32") return options.device;
+#if LILY_METAL
+    if (options.device == "auto" || options.device == "metal") return "metal";
+#endif
+    if (options.device == "auto") return "cpu";
     if (options.device == "metal" || options.device == "cuda")
         throw Error(ErrorKind::kUnsupported, "device '" + options.device + "' is not in this build; 'cpu' is");
-    throw Error(ErrorKind::kValue, "unknown device '" + options.device + "': expected auto, cpu or cpu32");
+    throw Error(ErrorKind::kValue, "unknown device '" + options.device + "': expected auto, metal, cuda, cpu or cpu32");
 }
 
 MemoryPlan plan_memory(const Config& config, const EngineOptions& options) {
@@ -113,7 +135,8 @@ MemoryPlan plan_memory(const Config& config, const EngineOptions& options) {
     return memory_of(config, capacity_of(options, kSmallestTile));
 }
 
-std::string plan_text(const Config& config, const EngineOptions& options, const std::string& plan) {
+// A model whose plans can be recorded and not run. Its tiles are those of the GPUs.
+static Model model_without_memory(const Config& config, const EngineOptions& options) {
     check_config(config);
     choose_device(options);
     // Any numbers will do for buffers that nobody allocates, as long as they differ.
@@ -123,6 +146,33 @@ std::string plan_text(const Config& config, const EngineOptions& options, const 
     Model model{.config = config, .capacity = capacity_of(options, kSmallestTile), .weights = {}, .state = {}};
     model.weights = layout_weights(config, weights, targets);
     model.state = layout_state(config, model.capacity, {kv, recurrent, logits, scratch});
+    return model;
+}
+
+// Plans that launch every variant any session will need, whatever their number of rows.
+static std::vector<Plan> typical_plans(const Model& model) {
+    const uint32_t chunk = model.capacity.chunk, blocks = model.capacity.attention_blocks();
+    std::vector<Plan> plans;
+    plans.push_back(record_body(model, {.decode = true, .rows = 1, .blocks = 1}));
+    if (blocks > 1) plans.push_back(record_body(model, {.decode = true, .rows = 1, .blocks = blocks}));
+    plans.push_back(record_body(model, {.decode = false, .rows = chunk, .blocks = 1}));
+    for (const Tail kind : {Tail::kGreedy, Tail::kAdjustedGreedy, Tail::kSampled})
+        plans.push_back(record_tail(model, kind));
+    plans.push_back(record_score(model, {.decode = false, .rows = chunk, .blocks = 1}, 1));
+    plans.push_back(record_top(model, 1));
+    return plans;
+}
+
+std::map<std::string, std::string> metal_sources(const Config& config, const EngineOptions& options, bool tensor_ops) {
+    const std::vector<Variant> variants = variants_of(typical_plans(model_without_memory(config, options)));
+    std::map<std::string, std::string> sources;
+    for (size_t i = 0; i < kShaderFamilyCount; ++i)
+        sources[kShaderFamilies[i].name] = metal_source(kShaderFamilies[i], variants, tensor_ops);
+    return sources;
+}
+
+std::string plan_text(const Config& config, const EngineOptions& options, const std::string& plan) {
+    const Model model = model_without_memory(config, options);
     if (plan == "decode") return describe(record_body(model, {.decode = true, .rows = 1, .blocks = 1}));
     if (plan == "prefill") return describe(record_body(model, {.decode = false, .rows = options.chunk, .blocks = 1}));
     if (plan == "greedy") return describe(record_tail(model, Tail::kGreedy));
@@ -134,12 +184,14 @@ Engine::Engine(const Config& config, const std::vector<TensorSource>& tensors, c
                const Progress& progress)
     : process_(getpid()) {
     check_config(config);
-    device_ = make_cpu_device(device_width(choose_device(options)), options.threads);
+    device_ = open_device(options);
     device_name_ = device_->name();
-    device_info_ = device_->info();
     model_.config = config;
     model_.capacity = capacity_of(options, device_->tile_rows());
-    load(allocate(), tensors, options.threads, progress);
+    const std::vector<TensorTarget> targets = allocate();
+    compile();
+    load(targets, tensors, options.threads, progress);
+    device_info_ = device_->info();
     for (uint32_t i = options.sessions; i-- > 0;) free_sessions_.push_back(i);
     for (uint32_t i = model_.capacity.pages(); i-- > 0;) free_pages_.push_back(i);
 }
@@ -147,6 +199,12 @@ Engine::Engine(const Config& config, const std::vector<TensorSource>& tensors, c
 std::vector<TensorTarget> Engine::allocate() {
     const uint64_t limit = device_->max_buffer_bytes();
     const Sizes sizes = measure(model_.config, model_.capacity, limit);
+    const uint64_t needed =
+        sum(sizes.weights) + sum(sizes.kv) + sum(sizes.recurrent) + sum(sizes.logits) + sum(sizes.scratch);
+    if (needed > device_->memory_limit())
+        throw Error(ErrorKind::kOutOfMemory,
+                    device_name_ + ": " + gib(needed) + " are needed for weights and state, and this device works on " +
+                        gib(device_->memory_limit()) + "; lower context, max_sessions or prefill_chunk");
     auto buffers = [&](const char* name, const std::vector<uint64_t>& bytes) {
         std::vector<BufferId> ids;
         for (uint64_t size : bytes) ids.push_back(device_->allocate(name, size));
@@ -160,6 +218,10 @@ std::vector<TensorTarget> Engine::allocate() {
     model_.state = layout_state(model_.config, model_.capacity, {kv, recurrent, logits, scratch});
     memory_ = memory_of(model_.config, model_.capacity);
     return targets;
+}
+
+void Engine::compile() {
+    device_->compile(variants_of(typical_plans(model_)));
 }
 
 void Engine::load(const std::vector<TensorTarget>& targets, const std::vector<TensorSource>& tensors, uint32_t threads,
@@ -183,14 +245,25 @@ void Engine::load(const std::vector<TensorTarget>& targets, const std::vector<Te
     write<float>(model_.weights.inv_freq, frequencies);
 }
 
+Engine::~Engine() {
+    try {
+        close();
+    } catch (const std::exception&) {
+        // A mutex that cannot be taken: nobody is left to tell.
+    }
+}
+
 void Engine::close() {
     // A forked child has no worker threads to join, and the mutex may be held by one for ever.
     if (getpid() != process_) {
+        for (auto& entry : programs_) static_cast<void>(entry.second.release());
         static_cast<void>(device_.release());
         return;
     }
     const std::lock_guard guard(mutex_);
-    plans_.clear();
+    if (!device_) return;
+    settle();
+    programs_.clear();
     device_.reset();
 }
 
@@ -202,37 +275,85 @@ std::unique_lock<std::mutex> Engine::lock() {
     return guard;
 }
 
-const Plan& Engine::prepared(const std::string& key, const std::function<Plan()>& record) {
-    const auto found = plans_.find(key);
-    if (found != plans_.end()) return found->second;
-    Plan plan = record();
-    device_->prepare(plan);
-    return plans_.emplace(key, std::move(plan)).first->second;
+const Program& Engine::prepared(const std::string& key, const std::function<Plan()>& record) {
+    const auto found = programs_.find(key);
+    if (found != programs_.end()) return *found->second;
+    return *programs_.emplace(key, device_->prepare(record())).first->second;
 }
 
-const Plan& Engine::body(const Pass& pass) {
+const Program& Engine::body(const Pass& pass) {
     const std::string key =
         (pass.decode ? "decode " : "prefill ") + std::to_string(pass.decode ? pass.blocks : pass.rows);
     return prepared(key, [&] { return record_body(model_, pass); });
 }
 
-const Plan& Engine::score(uint32_t rows, uint32_t top) {
+const Program& Engine::score(uint32_t rows, uint32_t top) {
     const Pass pass = prefill_pass(rows);
     return prepared("score " + std::to_string(pass.rows) + " " + std::to_string(top),
                     [&] { return record_score(model_, pass, top); });
 }
 
-const Plan& Engine::tail(Tail kind) {
+const Program& Engine::tail(Tail kind) {
     return prepared("tail " + std::to_string(static_cast<int>(kind)), [&] { return record_tail(model_, kind); });
 }
 
-const Plan& Engine::top(uint32_t count) {
+const Program& Engine::top(uint32_t count) {
     return prepared("top " + std::to_string(count), [&] { return record_top(model_, count); });
 }
 
-void Engine::run(const Plan& plan) {
-    device_->submit(plan);
-    device_->wait();
+void Engine::run(const Program& program) {
+    const Program* const programs[] = {&program};
+    device_->wait(device_->submit(programs));
+}
+
+void Engine::start_step(const std::shared_ptr<StepQueue>& queue, const Program& tail, const Program& body,
+                        uint32_t place) {
+    const Program* const programs[] = {&tail, &body};
+    queue->flying.push_back({0, place});  // before the device has it, so that nothing can fail between
+    try {
+        queue->flying.back().ticket = device_->submit(programs);
+    } catch (...) {
+        queue->flying.pop_back();
+        throw;
+    }
+    running_ = queue;
+}
+
+Picked Engine::finish_step(StepQueue& queue) {
+    if (queue.ready.empty()) {
+        const StepQueue::Flying first = queue.flying.front();
+        try {
+            device_->wait(first.ticket);
+        } catch (...) {
+            queue.flying.clear();
+            running_.reset();
+            throw;
+        }
+        queue.flying.pop_front();
+        if (queue.flying.empty()) running_.reset();
+        return read_ring(first.place);
+    }
+    const Picked picked = queue.ready.front();
+    queue.ready.pop_front();
+    return picked;
+}
+
+void Engine::settle() {
+    if (!running_) return;
+    const std::shared_ptr<StepQueue> queue = std::exchange(running_, nullptr);
+    try {
+        device_->wait(queue->flying.back().ticket);
+        for (const StepQueue::Flying& step : queue->flying) queue->ready.push_back(read_ring(step.place));
+    } catch (...) {
+        queue->failure = std::current_exception();  // for the session that they belong to
+    }
+    queue->flying.clear();
+}
+
+Picked Engine::read_ring(uint32_t place) {
+    uint32_t entry[2];
+    read<uint32_t>(model_.state.ring.slice(uint64_t{place} * 2, 2), entry);
+    return {entry[0], std::bit_cast<float>(entry[1])};
 }
 
 Pass Engine::prefill_pass(uint32_t rows) const {

@@ -4,6 +4,8 @@
 #include <sys/types.h>
 
 #include <cstring>
+#include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -52,8 +54,30 @@ MemoryPlan plan_memory(const Config& config, const EngineOptions& options);
 // neither weights nor a device; kValue for another name.
 std::string plan_text(const Config& config, const EngineOptions& options, const std::string& plan);
 
+// By .metal file, the text that a Metal device would compile for this model.
+std::map<std::string, std::string> metal_sources(const Config& config, const EngineOptions& options, bool tensor_ops);
+
 // Rejects options that make no sense (kValue) and names the device that "auto" means (kUnsupported if unknown).
 std::string choose_device(const EngineOptions& options);
+
+struct Picked {
+    uint32_t token;
+    float logprob;  // under the model's own distribution, before penalties and temperature
+};
+
+// Steps of one session ahead of what its caller has seen. They end when another call needs the device: then those in
+// flight become ready ones, and nothing is lost.
+struct StepQueue {
+    struct Flying {
+        Ticket ticket;
+        uint32_t place;  // in the token ring
+    };
+    std::deque<Picked> ready;
+    std::deque<Flying> flying;
+    std::exception_ptr failure;  // of steps that ended while another call had the device
+
+    size_t size() const { return ready.size() + flying.size(); }
+};
 
 using Progress = std::function<void(uint64_t done, uint64_t total)>;
 
@@ -63,6 +87,10 @@ public:
     // Reads the weights; calls `progress` on this thread, which may throw to give up.
     Engine(const Config& config, const std::vector<TensorSource>& tensors, const EngineOptions& options,
            const Progress& progress);
+
+    ~Engine();
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
 
     // Gives the memory back. Sessions that remain throw kLogic from then on.
     void close();
@@ -81,15 +109,24 @@ private:
 
     // Takes all memory; returns where the checkpoint's tensors go.
     std::vector<TensorTarget> allocate();
+    // Compiles what any session will need.
+    void compile();
     void load(const std::vector<TensorTarget>& targets, const std::vector<TensorSource>& tensors, uint32_t threads,
               const Progress& progress);
 
-    const Plan& body(const Pass& pass);
-    const Plan& score(uint32_t rows, uint32_t top);
-    const Plan& tail(Tail kind);
-    const Plan& top(uint32_t count);
-    const Plan& prepared(const std::string& key, const std::function<Plan()>& record);
-    void run(const Plan& plan);
+    const Program& body(const Pass& pass);
+    const Program& score(uint32_t rows, uint32_t top);
+    const Program& tail(Tail kind);
+    const Program& top(uint32_t count);
+    const Program& prepared(const std::string& key, const std::function<Plan()>& record);
+    void run(const Program& program);
+
+    // Queued steps: starts one, takes the oldest's token, or ends the queue. A failure loses the steps in flight and
+    // no more: they can be started again.
+    void start_step(const std::shared_ptr<StepQueue>& queue, const Program& tail, const Program& body, uint32_t place);
+    Picked finish_step(StepQueue& queue);
+    void settle();
+    Picked read_ring(uint32_t place);
 
     // The pass that holds `rows` rows of a prompt, and the one that decodes the token at `position`.
     Pass prefill_pass(uint32_t rows) const;
@@ -107,7 +144,8 @@ private:
     MemoryPlan memory_;
     std::string device_name_;
     std::vector<std::pair<std::string, std::string>> device_info_;
-    std::map<std::string, Plan> plans_;
+    std::map<std::string, std::unique_ptr<Program>> programs_;
+    std::shared_ptr<StepQueue> running_;  // the queue whose steps are in flight, if any are
     std::mutex pools_;  // of the two lists; held for moments only, so that a session can be dropped while others work
     std::vector<uint32_t> free_sessions_;
     std::vector<uint32_t> free_pages_;

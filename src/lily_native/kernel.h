@@ -105,6 +105,11 @@ struct KernelInfo {
     void (*bytes)(const void* args, const uint32_t* consts, uint64_t* out);
 };
 
+struct ListedVariant {
+    uint32_t kernel;  // KernelInfo::index
+    std::array<uint32_t, kMaxConsts> consts;
+};
+
 struct ShapeConstant {
     const char* name;
     uint32_t value;
@@ -113,6 +118,8 @@ struct ShapeConstant {
 // Generated tables (kernels.gen.cpp).
 extern const KernelInfo kKernels[];
 extern const size_t kKernelCount;
+extern const ListedVariant kListedVariants[];  // what shaders/host/cpu_consts.txt names
+extern const size_t kListedVariantCount;
 extern const ShapeConstant kShapeConstants[];
 extern const size_t kShapeConstantCount;
 extern const uint64_t kTableHash;
@@ -132,6 +139,12 @@ SlotRef slot_ref(const Slot<T>& slot) {
 }
 
 using Consts = std::array<uint32_t, kMaxConsts>;
+
+// One compiled form of a kernel: its constants in the order of KernelInfo::consts, unused entries 0.
+struct Variant {
+    const KernelInfo* kernel;
+    Consts consts;
+};
 
 // One kernel with everything it needs. Made by launch() of the generated structs, or by hand from a
 // KernelInfo.

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <iterator>
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -153,6 +154,16 @@ Plan Recorder::finish(std::string name) {
     std::stable_sort(plan.launches.begin(), plan.launches.end(),
                      [](const Launch& a, const Launch& b) { return a.stage < b.stage; });
     return plan;
+}
+
+std::vector<Variant> variants_of(std::span<const Plan> plans) {
+    std::set<std::pair<uint32_t, Consts>> seen;
+    std::vector<Variant> variants;
+    for (const Plan& plan : plans)
+        for (const Launch& launch : plan.launches)
+            if (seen.emplace(launch.kernel->index, launch.consts).second)
+                variants.push_back({launch.kernel, launch.consts});
+    return variants;
 }
 
 std::string describe(const Plan& plan) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ struct Plan {
     std::vector<Launch> launches;  // in stage order
     uint32_t stage_count = 0;
 };
+
+// The variants that plans launch, each once.
+std::vector<Variant> variants_of(std::span<const Plan> plans);
 
 // Records the launches of model.cpp: `run(k::rms_norm{...})`. Not for use by two threads at once.
 class Recorder {

@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace lily {
 namespace {
+
+constexpr size_t kFullChunkTokens = 32768;  // context up to which a prompt is read in whole chunks
 
 uint32_t previous_generation(uint32_t generation) {
     return (generation + GENERATIONS - 1) % GENERATIONS;
@@ -37,6 +40,7 @@ Sampling greedy() {
 
 Session::Session(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), sampling_(greedy()) {
     const auto guard = engine_->lock();
+    engine_->settle();  // a step in flight may be that of the session that had this place before
     {
         const std::lock_guard pools(engine_->pools_);
         if (engine_->free_sessions_.empty())
@@ -69,14 +73,28 @@ void Session::give_back() {
     index_.reset();
 }
 
-std::unique_lock<std::mutex> Session::lock() {
+std::unique_lock<std::mutex> Session::lock_running() {
     auto guard = engine_->lock();
     if (!index_) throw Error(ErrorKind::kLogic, "the session is closed");
+    if (engine_->running_ != queue_) engine_->settle();
     return guard;
+}
+
+std::unique_lock<std::mutex> Session::lock() {
+    auto guard = lock_running();
+    engine_->settle();
+    return guard;
+}
+
+// Queued steps wrote to later generations only: going back to the newest one that was handed out undoes them.
+void Session::give_up_steps() {
+    queue_->ready.clear();
+    queue_->failure = nullptr;
 }
 
 void Session::reset() {
     const auto guard = lock();
+    give_up_steps();
     release_pages();
     tokens_.clear();
     position_ = 0;
@@ -103,9 +121,13 @@ void Session::check_room(size_t tokens) const {
                                                  " of the context's " + std::to_string(context) + " are used");
 }
 
-// Chunks end at absolute multiples of 64, so that a token is always computed in the same tile form.
+// Chunks end at absolute multiples of 64, so that a token is always computed in the same tile form. Behind a long
+// context they become shorter: the work of one attention launch grows with both, and a GPU that is busy with one launch
+// for seconds is taken away from the process.
 uint32_t Session::chunk_of(size_t tokens) const {
-    const size_t chunk = engine_->capacity().chunk;
+    size_t chunk = engine_->capacity().chunk;
+    if (tokens_.size() > kFullChunkTokens)
+        chunk = std::max<size_t>(chunk * kFullChunkTokens / tokens_.size() / TILE_K * TILE_K, TILE_K);
     if (tokens <= chunk) return static_cast<uint32_t>(tokens);
     const size_t end = (tokens_.size() + chunk) / TILE_K * TILE_K;
     return static_cast<uint32_t>(end - tokens_.size());
@@ -144,17 +166,26 @@ void Session::write_step(uint32_t position, uint32_t rows, uint32_t generation, 
     engine_->write<StepState>(engine_->model_.state.step, {&step, 1});
 }
 
-void Session::feed(std::span<const int32_t> ids, const Plan& plan) {
+void Session::feed(std::span<const int32_t> ids, const Program& program) {
+    begin_feed(ids);
+    engine_->run(program);
+    end_feed(ids);
+}
+
+// Puts the step's tokens and place where the device looks for them.
+void Session::begin_feed(std::span<const int32_t> ids) {
     const auto rows = static_cast<uint32_t>(ids.size());
+    give_up_steps();
     take_pages(rows);
     write_step(static_cast<uint32_t>(tokens_.size()), rows, generation_, NO_TOKEN);
-    std::vector<uint32_t> tokens(ids.begin(), ids.end());
-    engine_->write<uint32_t>(engine_->model_.state.tokens, tokens);
-    engine_->run(plan);
-    tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+    engine_->write<uint32_t>(engine_->model_.state.tokens, std::vector<uint32_t>(ids.begin(), ids.end()));
+}
+
+void Session::end_feed(std::span<const int32_t> ids) {
+    tokens_.insert(tokens_.end(), ids.begin(), ids.end());
     position_ = static_cast<uint32_t>(tokens_.size());
     prompt_tokens_ = tokens_.size();
-    last_rows_ = rows;
+    last_rows_ = static_cast<uint32_t>(ids.size());
     generation_ = (generation_ + 1) % GENERATIONS;
     counts_valid_ = false;
 }
@@ -178,6 +209,19 @@ uint32_t Session::prefill(std::span<const int32_t> given) {
         return static_cast<uint32_t>(first);  // these are in; the next call meets the error with nothing done
     }
     return taken;
+}
+
+std::vector<AuditRow> Session::audit(std::span<const int32_t> given) {
+    const auto guard = lock();
+    check_room(given.size());
+    if (given.size() > engine_->capacity().chunk) throw Error(ErrorKind::kValue, "more tokens than prefill_chunk");
+    const std::vector<int32_t> ids(given.begin(), given.end());  // the caller's may change meanwhile
+    check_ids(ids);
+    begin_feed(ids);
+    const Pass pass = engine_->prefill_pass(static_cast<uint32_t>(ids.size()));
+    std::vector<AuditRow> rows = lily::audit(*engine_->device_, record_body(engine_->model_, pass));
+    end_feed(ids);
+    return rows;
 }
 
 Scores Session::score(std::span<const int32_t> given, std::span<const int32_t> targets, uint32_t top) {
@@ -235,6 +279,7 @@ void Session::set_sampling(const Sampling& sampling) {
         ids.push_back(id);
         values.push_back(value);
     }
+    give_up_steps();
     sampling_ = sampling;
     sampling_.params.bias_count = static_cast<uint32_t>(ids.size());
     counts_valid_ = false;
@@ -258,32 +303,43 @@ void Session::count_tokens() {
     engine_->write<ushort>(engine_->model_.state.counts.slice(row * vocab, vocab), counts);
 }
 
-Picked Session::step() {
-    const auto guard = lock();
+// Starts the step after those that are queued.
+void Session::start_step() {
+    const auto queued = static_cast<uint32_t>(queue_->size());
+    const auto position = static_cast<uint32_t>(tokens_.size()) + queued;
+    take_pages(queued + 1);
+    const Program& tail = engine_->tail(tail_kind());
+    const Program& body = engine_->body(engine_->decode_pass(position));
+    // Behind a queued step, the device itself has moved the state on.
+    if (queued == 0) {
+        uint32_t uncounted = tokens_.back();
+        if (penalised() && !counts_valid_) {
+            count_tokens();
+            uncounted = NO_TOKEN;
+        }
+        write_step(position - last_rows_, last_rows_, previous_generation(generation_), uncounted);
+    }
+    engine_->start_step(queue_, tail, body, (ticket_ + queued) % TOKEN_RING);
+}
+
+Picked Session::step(uint32_t ahead) {
+    const auto guard = lock_running();
     check_logits();
     check_room(1);
-    const auto position = static_cast<uint32_t>(tokens_.size());
-    const bool counting = penalised();
-    uint32_t uncounted = tokens_.back();
-    if (counting && !counts_valid_) {
-        count_tokens();
-        uncounted = NO_TOKEN;
-    }
-    take_pages(1);
-    write_step(position - last_rows_, last_rows_, previous_generation(generation_), uncounted);
-    const Plan& tail = engine_->tail(tail_kind());
-    const Plan& body = engine_->body(engine_->decode_pass(position));
-    engine_->run(tail);
-    engine_->run(body);
-    uint32_t place[2];
-    engine_->read<uint32_t>(engine_->model_.state.ring.slice(ticket_ % TOKEN_RING * 2, 2), place);
+    if (queue_->failure) std::rethrow_exception(std::exchange(queue_->failure, nullptr));
+    if (queue_->size() == 0) start_step();
+    // Steps that were made ready when another call came between are handed out before new ones are started.
+    const size_t room = engine_->capacity().context - tokens_.size() - 1;
+    const size_t most = std::min<size_t>({room, ahead, engine_->device_->queue_depth() - 1}) + 1;
+    while (queue_->ready.empty() && queue_->size() < most) start_step();
+    const Picked picked = engine_->finish_step(*queue_);
     ++ticket_;
-    tokens_.push_back(place[0]);
+    tokens_.push_back(picked.token);
     position_ = static_cast<uint32_t>(tokens_.size());
     last_rows_ = 1;
     generation_ = (generation_ + 1) % GENERATIONS;
-    counts_valid_ = counting;
-    return {place[0], std::bit_cast<float>(place[1])};
+    counts_valid_ = penalised();
+    return picked;
 }
 
 void Session::check_logits() const {

@@ -7,14 +7,10 @@
 #include <span>
 #include <vector>
 
+#include "audit.h"
 #include "engine.h"
 
 namespace lily {
-
-struct Picked {
-    uint32_t token;
-    float logprob;  // under the model's own distribution, before penalties and temperature
-};
 
 struct Sampling {
     SampleParams params;
@@ -50,9 +46,13 @@ public:
     // As prefill, with log probabilities: targets[i] is the token expected after ids[i].
     Scores score(std::span<const int32_t> ids, std::span<const int32_t> targets, uint32_t top);
 
+    // As prefill, in one pass of at most a chunk, looking at what each of its launches writes.
+    std::vector<AuditRow> audit(std::span<const int32_t> ids);
+
     void set_sampling(const Sampling& sampling);
-    // Picks a token from the logits and feeds it.
-    Picked step();
+    // Picks a token from the logits and feeds it. The device may go on with as many as `ahead` further ones while the
+    // caller looks at this one; they are given up if the caller does something else.
+    Picked step(uint32_t ahead);
 
     // The newest token fed; kLogic before any.
     uint32_t last_token();
@@ -62,7 +62,9 @@ public:
     std::vector<Picked> top(uint32_t k);
 
 private:
+    // The engine's lock. lock() ends every queue of steps, lock_running() all but the session's own.
     std::unique_lock<std::mutex> lock();
+    std::unique_lock<std::mutex> lock_running();
     void check_ids(std::span<const int32_t> ids) const;
     void check_room(size_t tokens) const;
     uint32_t chunk_of(size_t tokens) const;
@@ -70,7 +72,11 @@ private:
     void release_pages();
     void give_back();
     void write_step(uint32_t position, uint32_t rows, uint32_t generation, uint32_t last_token);
-    void feed(std::span<const int32_t> ids, const Plan& plan);
+    void feed(std::span<const int32_t> ids, const Program& program);
+    void begin_feed(std::span<const int32_t> ids);
+    void end_feed(std::span<const int32_t> ids);
+    void start_step();
+    void give_up_steps();
     void count_tokens();
     bool penalised() const;
     Tail tail_kind() const;
@@ -89,6 +95,7 @@ private:
     bool counts_valid_ = false;
     uint32_t ticket_ = 0;
     Sampling sampling_;
+    std::shared_ptr<StepQueue> queue_ = std::make_shared<StepQueue>();
 };
 
 }  // namespace lily

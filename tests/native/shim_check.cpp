@@ -34,7 +34,7 @@ static double ulps(float got, double want) {
 namespace {
 namespace lily_shader {
 
-#include "lily.h"
+#include "tile.h"
 
 void check_math() {
     double exp_error = 0, log_error = 0, sin_error = 0, rsqrt_error = 0;
@@ -134,6 +134,52 @@ void expect_divergence(const char* what, F body) {
     check_operations();  // the next group is not affected
 }
 
+#if !defined(LILY_TENSOR_OPS)
+// Every thread puts its elements where tile.h expects them.
+void check_tiles() {
+    constexpr uint BM = 16, BN = 64;
+    const auto left = [](uint row, uint k) { return float(int(row * 7 + k * 3) % 17 - 8) / 4; };
+    const auto right = [](uint column, uint k) { return float(int(column * 5 + k * 11) % 13 - 6) / 8; };
+    float got[2][BM][BN] = {};
+    uint written[2][BM][BN] = {};
+    const char* error = run_group(SIMDS, [&](uint tid, uint lane, uint simd) {
+        SHARED act_t a[BM * TILE_K];
+        SHARED act_t b[BN * TILE_K];
+        SHARED act_t plain[TILE_K * BN];
+        for (uint i = tid; i < TILE_K * 64; i += THREADS) {
+            const uint k = i % 64, other = i / 64;
+            if (other < BM) a[tile_at(other, k)] = to_act(left(other, k));
+            b[tile_at(other, k)] = to_act(right(other, k));
+            plain[tile_at(k, other)] = to_act(right(other, k));
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        tile_acc<BM, BN, SIMDS> turned;
+        tile_acc<BM, BN, SIMDS, true> straight;
+        tile_clear(turned, lane, simd);
+        tile_clear(straight, lane, simd);
+        tile_multiply<BM, BN, SIMDS>(turned, a, b);
+        tile_multiply_plain<BM, BN, SIMDS>(straight, a, plain);
+        for (uint i = 0; i < tile_capacity(turned); ++i) {
+            const uint row = tile_row(turned, i), column = tile_col(turned, i);
+            got[0][row][column] = turned[i];
+            got[1][row][column] = straight[i];
+            ++written[0][row][column];
+            ++written[1][tile_row(straight, i)][tile_col(straight, i)];
+        }
+    });
+    bool right_sums = error == nullptr, once = true;
+    for (uint row = 0; row < BM; ++row)
+        for (uint column = 0; column < BN; ++column) {
+            float sum = 0;
+            for (uint k = 0; k < TILE_K; ++k) sum += left(row, k) * right(column, k);
+            right_sums = right_sums && got[0][row][column] == sum && got[1][row][column] == sum;
+            once = once && written[0][row][column] == 1 && written[1][row][column] == 1;
+        }
+    expect(right_sums, "tiles multiply, with the right one turned or not");
+    expect(once, "every element of an accumulator belongs to one thread");
+}
+#endif
+
 void check_divergence() {
     const auto barrier = [] { threadgroup_barrier(mem_flags::mem_threadgroup); };
     expect_divergence("a barrier that half of the lanes reach is reported", [&](uint tid, uint, uint) {
@@ -151,6 +197,16 @@ void check_divergence() {
         else
             barrier();
     });
+#if !defined(LILY_TENSOR_OPS)
+    expect_divergence("a product of blocks that half of the lanes reach is reported", [&](uint, uint lane, uint) {
+        simdgroup_matrix<float, 8, 8> sum;
+        simdgroup_matrix<act_t, 8, 8> left, right;
+        left.thread_elements()[0] = left.thread_elements()[1] = to_act(0);
+        right = left;
+        sum.thread_elements()[0] = sum.thread_elements()[1] = 0;
+        if (lane < 16) simdgroup_multiply_accumulate(sum, left, right, sum);
+    });
+#endif
     uint done = 0;
     const char* error = run_group(SIMDS, [&](uint tid, uint, uint simd) {
         if (simd == 0) simd_sum(tid);  // uniform within its simdgroup
@@ -174,6 +230,9 @@ int main() {
     lily_shader::check_operations();
     lily_shader::check_shared();
     lily_shader::check_divergence();
+#if !defined(LILY_TENSOR_OPS)
+    lily_shader::check_tiles();
+#endif
 #endif
     return breaches;
 }

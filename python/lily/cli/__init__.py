@@ -1,4 +1,4 @@
-"""The command line: lily generate | chat | info | score."""
+"""The command line: lily generate | chat | info | score | doctor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from lily.cli import chat, generate, info, score
+from lily.cli import chat, doctor, generate, info, score
 from lily.cli.terminal import note
 from lily.errors import LilyError
 
@@ -18,6 +18,7 @@ _EXAMPLES = """examples:
   lily chat --model mlx-community/Qwen3.6-35B-A3B-4bit
   lily info --model ./checkpoint --json
   lily score < page.txt
+  lily doctor
 """
 
 
@@ -31,7 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (generate, chat, info, score):
+    for module in (generate, chat, info, score, doctor):
         module.add_parser(commands)
     return parser
 

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import platform
-import shutil
-import sys
-import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lily
-from lily.cli.options import add_command, add_model_options
-from lily.cli.terminal import is_terminal
+from lily.cli.options import add_command, add_model_options, device_of
+from lily.cli.terminal import wrapped
 from lily.engine import Engine, machine_memory
-from lily.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from lily.checkpoint import Checkpoint
 
 _EXAMPLES = """  lily info
   lily info --model ./checkpoint --context 131072 --json
@@ -44,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         "lily": lily.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "device": _device(args.device, checkpoint),
+        "device": device_of(args.device, checkpoint.config),
         "model": checkpoint.name,
         "folder": str(checkpoint.folder),
         "max_position": checkpoint.max_position,
@@ -61,30 +53,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(facts, ensure_ascii=False))
         return 0
     for name, value in facts.items():
-        print(_wrapped(f"{name:{_COLUMN - 1}} {_text(name, value)}"))
+        print(wrapped(f"{name:{_COLUMN - 1}} {_text(name, value)}", _COLUMN))
     return 0
-
-
-def _device(name: str, checkpoint: Checkpoint) -> str:
-    """Return the device that is meant by a name; "auto" is the first of which this build has the code."""
-    from lily import _native
-
-    config = _native.Config(**checkpoint.config)
-    for device in ("metal", "cuda") if name == "auto" else ():
-        with contextlib.suppress(UnsupportedError):
-            _native.memory_plan(config, context=1, prefill_chunk=64, max_sessions=1, device=device)
-            return device
-    return "cpu" if name == "auto" else name
-
-
-def _wrapped(line: str) -> str:
-    """Break a line between words where a terminal would break it anywhere."""
-    if not is_terminal(sys.stdout):
-        return line
-    width = max(shutil.get_terminal_size().columns, 2 * _COLUMN)
-    return textwrap.fill(
-        line, width, subsequent_indent=" " * _COLUMN, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def _text(name: str, value: Any) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lily.cli.terminal import ProgressBar, is_terminal
 from lily.engine import DEVICES, MAX_CONTEXT, MAX_THREADS, Engine
+from lily.errors import UnsupportedError
 from lily.sampling import SamplingParams
 
 _MIB = 1 << 20
@@ -60,7 +62,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
+def add_model_options(parser: argparse.ArgumentParser, context: bool = True) -> None:
     """Add --model, --device and what belongs to them."""
     group = parser.add_argument_group("model")
     text = "'demo', a folder, or a Hugging Face hub id (default: demo, which comes with Lily)"
@@ -68,9 +70,22 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--revision", metavar="REV", help="revision on the hub")
     group.add_argument("--device", default="auto", choices=DEVICES, help="where to run (default: auto)")
     text = "most tokens of prompt and answer together (default: 32768, or the model's maximum if less)"
-    group.add_argument("--context", type=whole(1, MAX_CONTEXT), metavar="N", help=text)
+    if context:
+        group.add_argument("--context", type=whole(1, MAX_CONTEXT), metavar="N", help=text)
     text = "threads of the cpu device (default: 0, one for each core)"
     group.add_argument("--threads", type=whole(0, MAX_THREADS), default=0, metavar="N", help=text)
+
+
+def device_of(name: str, config: Mapping[str, int | float]) -> str:
+    """Return the device that is meant by a name; "auto" is the first of which this build has the code."""
+    from lily import _native
+
+    native = _native.Config(**config)
+    for device in ("metal", "cuda") if name == "auto" else ():
+        with contextlib.suppress(UnsupportedError):
+            _native.memory_plan(native, context=1, prefill_chunk=64, max_sessions=1, device=device)
+            return device
+    return "cpu" if name == "auto" else name
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 import time
 from typing import TextIO
 
@@ -23,6 +24,21 @@ def dim(text: str, stream: TextIO) -> str:
     """Return text in faint letters if the stream is a terminal with colours (NO_COLOR is respected)."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not is_terminal(stream)
     return text if plain or not text else f"\x1b[2m{text}\x1b[22m"
+
+
+def wrapped(line: str, column: int) -> str:
+    """Break a line of output between words where a terminal would break it anywhere.
+
+    Args:
+        line: What is printed.
+        column: Where lines after the first begin.
+    """
+    if not is_terminal(sys.stdout):
+        return line
+    width = max(shutil.get_terminal_size().columns, 2 * column)
+    return textwrap.fill(
+        line, width, subsequent_indent=" " * column, break_long_words=False, break_on_hyphens=False
+    )
 
 
 class ProgressBar:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from slots import Array, half_values, saturated
+from lily.doctor.slots import Array, half_values, saturated
 
 Slots = Any  # a namespace of arrays; attributes are the kernel's slot names
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cases_head import HEAD_INPUTS
-from inputs import NO_TOKEN, Dims, Made, Numbers, chain
-from reference import DELTA_DIM, HEAD_DIM, KV_BLOCK, PAGE, ROTARY_DIM, ROUTE_BLOCK
-from reference_math import GENERATIONS
-from slots import Array
+from lily.doctor.cases_head import HEAD_INPUTS
+from lily.doctor.inputs import NO_TOKEN, Dims, Made, Numbers, chain
+from lily.doctor.reference import DELTA_DIM, HEAD_DIM, KV_BLOCK, PAGE, ROTARY_DIM, ROUTE_BLOCK
+from lily.doctor.reference_math import GENERATIONS
+from lily.doctor.slots import Array
 
 EPS = float(np.float32(1e-6))
 

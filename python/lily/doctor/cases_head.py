@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from inputs import NO_TOKEN, Dims, Made, Numbers, chain
-from reference_head import MAX_BIAS, TOKEN_RING, VOCAB_BLOCK
-from reference_math import GENERATIONS
-from slots import STRUCTS, Array
+from lily.doctor.inputs import NO_TOKEN, Dims, Made, Numbers, chain
+from lily.doctor.reference_head import MAX_BIAS, TOKEN_RING, VOCAB_BLOCK
+from lily.doctor.reference_math import GENERATIONS
+from lily.doctor.slots import STRUCTS, Array
 
 # Of VOCAB_BLOCK small terms after a large one most are below half a unit of the sum, so its roundings
 # have one sign.

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference_head import HEAD_REFERENCES
-from reference_math import (
+from lily.doctor.reference_head import HEAD_REFERENCES
+from lily.doctor.reference_math import (
     SWIGLU_SHIFT,
     Slots,
     kept,
@@ -32,7 +32,7 @@ from reference_math import (
     tile_product,
     weight_parts,
 )
-from slots import Array, Out, decode, half_values, saturated, shape_of
+from lily.doctor.slots import Array, Out, decode, half_values, saturated, shape_of
 
 HEAD_DIM, ROTARY_DIM, DELTA_DIM, CONV_WIDTH = 256, 64, 128, 4
 PAGE, KV_BLOCK, ROUTE_BLOCK = 256, 1024, 256

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from reference_math import Slots, kept, next_generation, product
-from slots import Array, Out
+from lily.doctor.reference_math import Slots, kept, next_generation, product
+from lily.doctor.slots import Array, Out
 
 TOKEN_RING, VOCAB_BLOCK, MAX_BIAS = 64, 4096, 1024
 

@@ -1,4 +1,4 @@
-"""Where the inputs of kernel tests come from: sizes, and numbers of several kinds."""
+"""Where the inputs of kernel cases come from: sizes, and numbers of several kinds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reference_math import GENERATIONS
-from slots import STRUCTS, Array, bf16_bits
+from lily.doctor.reference_math import GENERATIONS
+from lily.doctor.slots import STRUCTS, Array, bf16_bits
 
 NO_TOKEN = 0xFFFFFFFF
 
@@ -76,6 +76,7 @@ class Numbers:
         return np.clip(x, -65504, 65504).astype(np.float16)
 
     def act_rows(self, d: Dims, *shape: int, live: int | None = None) -> Array:
+        """As rows(), for inputs of a quantised product."""
         x = self.acts(d.rows, *shape)
         x[d.live if live is None else live :] = np.nan
         return x
@@ -115,6 +116,7 @@ class Numbers:
         return state.view(np.uint32)
 
     def integer(self, top: int) -> int:
+        """An integer from 0 to top - 1."""
         return int(self.rng.integers(0, top))
 
     def experts(self, rows: int, used: int, experts: int) -> Array:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import pathlib
-import re
 from collections.abc import Mapping
 from types import SimpleNamespace as Space
 from typing import Any, NamedTuple
@@ -12,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lily import _native
+
 Array = npt.NDArray[Any]
 
-SHAPE_H = pathlib.Path(__file__).resolve().parent.parent / "shaders" / "shape.h"
-ACT_TYPE = re.findall(r"^using act_t = (\w+);", SHAPE_H.read_text(encoding="utf-8"), re.M)[0]
+ACT_TYPE = _native.act_type()  # "half" or "bfloat"
 ACT_MAX = 65504.0 if ACT_TYPE == "half" else np.inf
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -96,11 +95,12 @@ def bf16_bits(x: Array) -> Array:
 
 
 def half_values(x: Array) -> Array:
-    """x rounded to act_t, saturating as half does."""
+    """Numbers rounded to act_t, saturating as half does."""
     if ACT_TYPE == "bfloat":
         return bf16_values(bf16_bits(x))
     return saturated(x).astype(np.float16).astype(np.float64)
 
 
 def saturated(x: Array) -> Array:
+    """Numbers cut to the range of act_t."""
     return np.clip(x, -ACT_MAX, ACT_MAX)

@@ -1,0 +1,33 @@
+// The shaders' text, and the source that a device compiles from it for the variants its plans use.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernel.h"
+
+namespace lily {
+
+// One .metal file with its includes resolved. What uses matrix tiles can be compiled in two forms.
+struct ShaderFamily {
+    const char* name;  // "quant_mv", as in KernelInfo::where
+    bool tiles;
+    const char* text;
+};
+
+// Generated (shader_text.gen.cpp).
+extern const ShaderFamily kShaderFamilies[];
+extern const size_t kShaderFamilyCount;
+extern const uint64_t kShaderHash;
+
+const ShaderFamily& family_of(const KernelInfo& kernel);
+
+// What a variant is called in a compiled library: the kernel's name and its consts, "qmv_4_2048".
+std::string function_name(const Variant& variant);
+
+// The text of a family and one instantiation for each of its variants among `variants`. With tensor_ops, tiles are
+// multiplied by the tensor operations of Metal 4, else by simdgroup matrices.
+std::string metal_source(const ShaderFamily& family, std::span<const Variant> variants, bool tensor_ops);
+
+}  // namespace lily
