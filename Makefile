@@ -4,17 +4,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-CXX_SOURCES := $(wildcard src/lily_native/*.cpp src/lily_native/*.h tests/native/*.cpp)
+CXX_SOURCES := $(wildcard src/lily_native/*.cpp src/lily_native/*.h src/lily_native/*.mm tests/native/*.cpp \
+    tests/metal_double/*.cpp tests/metal_double/*.h tests/metal_double/*.mm tests/metal_double/include/Foundation/*.h)
 PACKAGE_SOURCES := pyproject.toml CMakeLists.txt $(shell find python src shaders tools -name '*.py' -o -name '*.cpp' \
-    -o -name '*.h' -o -name '*.metal' -o -name '*.txt' -o -name '*.jinja' -o -name '*.json' -o -name '*.safetensors' -o -name '*.pyi' -o -name py.typed)
+    -o -name '*.h' -o -name '*.mm' -o -name '*.metal' -o -name '*.txt' -o -name '*.jinja' -o -name '*.json' -o -name '*.safetensors' -o -name '*.pyi' -o -name py.typed)
 PROMPT ?= Tell me a story about a fox named Tim.
 K ?=
 DEVICE ?= cpu
 
-.PHONY: help demo test lint format bench sanitize golden clean
+.PHONY: help demo test lint format bench sanitize check-metal check-metal-full check-metal-mutants clean
 
 help:  ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/installed  ## install Lily into .venv and let the demo model write
 	@$(BIN)/lily generate "$(PROMPT)" --no-thinking --max-tokens 200
@@ -25,7 +26,7 @@ test: $(VENV)/tested  ## run the tests (K=expression picks some, DEVICE=cpu32 ru
 lint: $(VENV)/linted  ## check style, types, the kernel table and docs/KERNELS.md
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy python/lily tools/*.py tests/*.py examples/*.py
+	$(BIN)/mypy python/lily tools/*.py tools/metal/*.py tests/*.py tests/metal_double/*.py examples/*.py
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(BIN)/python tools/check_style.py
 	$(BIN)/python tools/kernel_table.py --shaders shaders --out-dir build/lint \
@@ -43,6 +44,15 @@ bench: $(VENV)/tested  ## measure decode and prefill of the demo model beside ml
 sanitize: $(VENV)/tested $(VENV)/linted  ## kernel, checkpoint and engine tests under AddressSanitizer and UBSan
 	JOBS=$(JOBS) BIN=$(abspath $(BIN)) sh tools/sanitize.sh
 
+check-metal: $(VENV)/metal  ## check the Metal device without a Mac (needs clang-19; README says what this shows)
+	$(BIN)/python tools/metal/check.py --jobs $(JOBS)
+
+check-metal-full: $(VENV)/metal  ## the same with every order, width and sanitizer; takes long
+	$(BIN)/python tools/metal/check.py --full --keep-going --jobs $(JOBS)
+
+check-metal-mutants: $(VENV)/metal  ## put 40 mistakes into the Metal host code and see which are noticed; takes long
+	$(BIN)/python tools/metal/mutate.py
+
 clean:  ## remove what was built; the next make starts anew
 	rm -rf build $(VENV)
 
@@ -57,6 +67,10 @@ $(VENV)/installed: $(VENV)/created $(PACKAGE_SOURCES)
 
 $(VENV)/tested: $(VENV)/installed
 	$(BIN)/python tools/requirements.py test | $(BIN)/pip install --quiet --disable-pip-version-check -r /dev/stdin
+	@touch $@
+
+$(VENV)/metal: $(VENV)/tested $(VENV)/linted
+	$(BIN)/python tools/requirements.py check-metal | $(BIN)/pip install --quiet --disable-pip-version-check -r /dev/stdin
 	@touch $@
 
 $(VENV)/linted: $(VENV)/created pyproject.toml

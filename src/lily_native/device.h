@@ -15,7 +15,8 @@
 
 namespace lily {
 
-// A plan that a device has made ready. Valid while the device and the plan's buffers are.
+// A plan that a device has made ready. It can run while the device and the plan's buffers are there, and must be there
+// itself until it has ended; a device ends what is in flight before it goes.
 class Program {
 public:
     Program() = default;

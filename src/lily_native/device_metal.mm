@@ -105,7 +105,7 @@ public:
     std::unique_ptr<Program> prepare(const Plan& plan) override;
     Ticket submit(std::span<const Program* const> programs) override;
     void wait(Ticket ticket) override { flights_->wait(ticket); }
-    uint32_t queue_depth() const override { return 2; }
+    uint32_t queue_depth() const override { return trace_ ? 1 : 2; }
     std::string name() const override { return "metal"; }
     std::vector<std::pair<std::string, std::string>> info() const override;
     uint32_t tile_rows() const override { return kTileRows; }
@@ -423,6 +423,11 @@ public:
         }];
         flights->add(ticket);
         [buffer commit];
+        if (!trace) return;
+        // Each dispatch has a command buffer of its own here; still, nothing may run behind one that failed.
+        [buffer waitUntilCompleted];
+        if (buffer.status != MTLCommandBufferStatusCompleted)
+            fail("the GPU failed in " + text_of(buffer.label), buffer.error);
     }
 
 private:

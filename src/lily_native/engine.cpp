@@ -261,10 +261,9 @@ void Engine::close() {
         return;
     }
     const std::lock_guard guard(mutex_);
-    if (!device_) return;
-    settle();
+    running_.reset();
+    device_.reset();  // waits for what is in flight
     programs_.clear();
-    device_.reset();
 }
 
 std::unique_lock<std::mutex> Engine::lock() {

@@ -144,7 +144,8 @@ public:
                 problem_ = message_of(failure);
         }
         if (!changed) return;
-        const std::string fresh = path_ + "." + std::to_string(getpid());
+        static std::atomic<uint32_t> engines{0};  // several may save at once
+        const std::string fresh = path_ + "." + std::to_string(getpid()) + "." + std::to_string(++engines);
         NSError* error = nil;
         if (![archive_ serializeToURL:[NSURL fileURLWithPath:ns(fresh)] error:&error]) {
             problem_ = message_of(error);

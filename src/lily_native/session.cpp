@@ -346,8 +346,10 @@ void Session::check_logits() const {
     if (last_rows_ == 0) throw Error(ErrorKind::kLogic, "there are no logits yet: prefill a prompt first");
 }
 
+// What the host knows already: this waits for no step in flight.
 uint32_t Session::last_token() {
-    const auto guard = lock();
+    const auto guard = engine_->lock();
+    if (!index_) throw Error(ErrorKind::kLogic, "the session is closed");
     if (tokens_.empty()) throw Error(ErrorKind::kLogic, "the session has no token yet");
     return tokens_.back();
 }

@@ -19,6 +19,7 @@ import pytest
 import lily
 from double_plugin import Double
 from lily import _native
+from lily.checkpoint import DEMO
 from lily.errors import DeviceError, LilyError, OutOfMemoryError, UnsupportedError
 
 PROMPT = "Once upon a time there was a fox."
@@ -154,6 +155,36 @@ def test_prefill__long_work_is_cut_between_layers(double: Double) -> None:
         cut, again = buffers(1)
         assert again == first
         assert cut == 9 * chunks + 1  # 8 layers and the head; a step is never cut
+
+
+# What it computes.
+
+
+@pytest.mark.parametrize("width", [1, 32])
+def test_model__agrees_with_the_cpu_device(double: Double, width: int) -> None:
+    """Teacher-forced, prefill and decode. At width 1 both run the same code, so every bit is the same."""
+    double.set("width", width)
+    ids = lily.Tokenizer(DEMO).encode(LONG)[: 100 if width == 1 else 40]
+    found = []
+    for device in ("metal", "cpu"):
+        with lily.Engine("demo", device=device, context=512, prefill_chunk=64) as engine:
+            score = engine.score(ids, top_logprobs=1)
+            with engine.session() as session:
+                native = session._native
+                logits = []
+                for token in ids[:6]:
+                    native.prefill(np.array([token], np.int32))
+                    logits.append(native.logits())
+                native.step(0)
+                logits.append(native.logits())
+            found.append((np.asarray(score.logprobs), np.stack(logits)))
+    (logprobs, logits_), (cpu_logprobs, cpu_logits) = found
+    if width == 1:
+        assert logprobs.tobytes() == cpu_logprobs.tobytes()
+        assert logits_.tobytes() == cpu_logits.tobytes()
+    else:
+        assert np.abs(logprobs - cpu_logprobs)[1:].mean() < 0.01
+        assert np.abs(logits_ - cpu_logits).mean() < 0.01
 
 
 # Which form of the tiles.
@@ -313,6 +344,7 @@ def test_step__an_error_while_another_session_works_is_not_lost(double: Double, 
 
 
 def test_step__an_error_names_the_place(double: Double) -> None:
+    double.set("dispatch_ns", 1000)  # so that no prompt is cut
     with open_engine() as engine:
         story(engine, 2)
         double.fail("execution", 2)
@@ -353,6 +385,26 @@ def test_memory__a_buffer_beyond_the_limit_is_refused(double: Double) -> None:
     double.set("max_buffer_length", 1 << 16)
     with pytest.raises(LilyError, match="buffers hold 65536"):
         open_engine()
+
+
+def test_launch__gives_its_memory_back_and_refuses_too_much() -> None:
+    # In a process of its own: the device of run_kernel is never destroyed.
+    code = """
+import ctypes, numpy as np
+from lily import _native
+double = ctypes.CDLL(_native.__file__)
+def launch(rows):
+    slots = {"x": np.zeros(rows * 512, np.float32), "w": np.zeros(512, np.uint16)}
+    slots |= {"step": np.zeros(6, np.uint32), "y": np.zeros(rows * 512, np.float16)}
+    _native.run_kernel("rms_norm", {"rows": rows, "dim": 512, "eps": 1e-6}, {}, slots, "metal")
+    return double.lily_double_count(b"live_buffers"), double.lily_double_count(b"buffer_bytes")
+assert launch(4) == launch(8) == (0, 0)
+double.lily_double_set(b"max_buffer_length", ctypes.c_int64(1 << 16))
+launch(64)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "OutOfMemoryError: metal: test: cannot allocate" in done.stderr
 
 
 def test_memory__without_a_residency_set(double: Double, expected: list[int]) -> None:
@@ -581,3 +633,16 @@ def test_fork__a_child_is_refused(double: Double) -> None:
             error = error_of(open_engine)
             os._exit(0 if isinstance(error, DeviceError) and "spawn" in str(error) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_debug__trace_survives_a_failure(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: list[int] | None = None
+    monkeypatch.setenv("LILY_DEBUG", "trace")
+    for nth in (0, 2, 5, 60):
+        with open_engine() as engine, engine.session() as session:
+            session._native.prefill(np.array(engine.tokenizer.encode(PROMPT), np.int32))
+            double.set("fail:execution", nth)
+            tokens, errors = persist(session, [], 6)
+        assert len(errors) == (nth > 0)
+        expected = expected or tokens
+        assert tokens == expected

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -54,13 +56,27 @@ class Double:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --double."""
+    """Add --double and --test-limit."""
     parser.addoption("--double", nargs="+", default=[], metavar="NAME=VALUE", help="settings, see double.h")
+    parser.addoption(
+        "--test-limit", type=float, default=0, help="seconds after which a test ends the process"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Apply the settings."""
     made(config).reset()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let a test that hangs say where, and fail."""
+    if limit := item.config.getoption("--test-limit"):
+        faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__ or 2)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def made(config: pytest.Config) -> Double:
@@ -69,19 +85,33 @@ def made(config: pytest.Config) -> Double:
     return Double({name: int(value) for name, _, value in pairs})
 
 
+LEFT = [
+    *("devices", "queues", "libraries", "pipelines", "archives", "residency_sets", "buffers"),
+    *("command_buffers", "encoders"),
+]
+LOST = ("autoreleased_without_pool", "skipped_pools")
+
+
+@pytest.fixture(autouse=True)
+def nothing_lost(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test leaves objects in no pool, or a pool open."""
+    control = made(request.config)
+    before = {name: control.count(name) for name in LOST}
+    yield
+    assert {name: control.count(name) for name in LOST} == before
+
+
 @pytest.fixture
 def double(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Double]:
     """The double with a cache folder of the test's own; nothing may be left when the test ends."""
     control = made(request.config)
     control.reset()
     control.set("caches_directory", str(tmp_path / "caches"))
-    kinds = ["devices", "queues", "libraries", "pipelines", "archives", "residency_sets", "buffers"]
-    kinds += ["command_buffers", "encoders"]
-    before = {kind: control.count(f"live_{kind}") for kind in kinds}
+    before = {kind: control.count(f"live_{kind}") for kind in LEFT}
     yield control
     control.set("hold", 0)
-    left = {kind: control.count(f"live_{kind}") - before[kind] for kind in kinds}
-    lost = {name: control.count(name) for name in ("autoreleased_without_pool", "skipped_pools")}
+    left = {kind: control.count(f"live_{kind}") - before[kind] for kind in LEFT}
+    lost = {name: control.count(name) for name in LOST}
     control.reset()
     assert not any(left.values()), left
     assert not any(lost.values()), lost

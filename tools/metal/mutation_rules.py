@@ -227,15 +227,15 @@ RULES = (
     Rule(
         "one_step_too_many",
         DEVICE,
-        r"queue_depth\(\) const override \{ return 2; \}",
-        "queue_depth() const override { return 3; }",
+        r"return trace_ \? 1 : 2;",
+        "return 3;",
     ),
     Rule("all_in_one_buffer", DEVICE, r"seconds_ > kBufferSeconds", "seconds_ > 1e9"),
     Rule("work_never_forgotten", DEVICE, r"\n\s+seconds_ = 0;\n", "\n"),
     # The pipeline cache.
     Rule("archive_never_saved", SUPPORT, r"changed = true;", ""),
     Rule("archive_not_asked_first", SUPPORT, r"wanted\.binaryArchives = @\[ ?archive_ ?\];", ""),
-    Rule("archive_written_in_place", SUPPORT, r'path_ \+ "\." \+ std::to_string\(getpid\(\)\)', "path_"),
+    Rule("archive_written_in_place", SUPPORT, r'path_ \+ "\." \+ std::to_string\(getpid\(\)\)[^;]*', "path_"),
     Rule("archive_of_any_shaders", SUPPORT, r"static_cast<unsigned long long>\(kShaderHash\)", "0ull"),
     Rule(
         "corrupt_archive_is_fatal",
