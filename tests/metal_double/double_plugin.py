@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import demo_model
 from lily import _native
 
 
@@ -115,3 +116,10 @@ def double(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Double]:
     control.reset()
     assert not any(left.values()), left
     assert not any(lost.values()), lost
+
+
+@pytest.fixture(scope="session")
+def expected() -> list[int]:
+    """What the CPU device writes after demo_model.PROMPT; the margins of these tokens are wide."""
+    with demo_model.open_engine(device="cpu") as engine:
+        return demo_model.story(engine)

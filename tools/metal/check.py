@@ -96,10 +96,17 @@ PLAIN = Build("plain")
 ENGINE = ("api", "generate", "sampling", "threads", "robustness")
 MODEL = ("golden", "invariance")
 AROUND = ("doctor", "cli", "load", "chat", "readme")
+DEVICE = ("tests/metal_double/check_device.py", "tests/metal_double/check_files.py")
 REVERSED, SHUFFLED, WIDE = ("order=1",), ("order=2",), ("width=32",)
 TENSOR = ("os_major=26", "os_minor=2", "apple_family=10", "metal4=1")
 NOT_HERE = ("tests/test_api.py::test_version",)  # of the installed package
-NOT_SANITIZED = ("tests/test_robustness.py::test_open__threads_that_cannot_start",)  # limits address space
+LEFT_OUT = {
+    "asan": ("tests/test_robustness.py::test_open__threads_that_cannot_start",),  # limits address space
+    "tsan": (
+        "tests/test_robustness.py::test_open__threads_that_cannot_start",
+        "tests/metal_double/check_device.py::test_model__agrees_with_the_cpu_device[32]",  # takes minutes
+    ),
+}
 
 
 def script(name: str, file: str, *arguments: str, needs: tuple[str, ...] = (), limit: float = 600) -> Step:
@@ -121,7 +128,7 @@ def pytest_step(
     `what` are names of tests/test_*.py, other paths and options; `settings` are those of double.h.
     """
     files = [word if word.startswith("-") or "/" in word else f"tests/test_{word}.py" for word in what]
-    left_out = (*NOT_HERE, *(NOT_SANITIZED if build.sanitize else ()))
+    left_out = (*NOT_HERE, *LEFT_OUT.get(build.name, ()))
     options = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "double_plugin", "-m", "not timing"]
     options += ["--device", "metal", *(f"--deselect={test}" for test in left_out)]
     options += ["--test-limit", str(test_limit), *(["--double", *settings] if settings else [])]
@@ -159,7 +166,7 @@ def steps(root: Path = ROOT) -> list[Step]:
         selftest(ASAN, root),
         asan("engine", ENGINE),
         asan("model", MODEL),
-        asan("device", ("tests/metal_double/check_device.py",)),
+        asan("device", DEVICE),
         asan("around", AROUND),
         asan("engine-reversed", (*ENGINE, short), REVERSED),
         asan("model-reversed", (*MODEL, short), REVERSED),
@@ -172,7 +179,6 @@ def steps(root: Path = ROOT) -> list[Step]:
 def more_steps(root: Path = ROOT) -> list[Step]:
     """What `make check-metal-full` adds."""
     whole = (*ENGINE, *MODEL, *AROUND)
-    device = ("tests/metal_double/check_device.py",)
     doctor = (sys.executable, "-m", "lily", "doctor", "--device", "metal")
     shuffles = [
         pytest_step(f"suite-shuffled-{seed}", ASAN, root, whole, (*SHUFFLED, f"seed={seed}"), 1200)
@@ -183,9 +189,9 @@ def more_steps(root: Path = ROOT) -> list[Step]:
         pytest_step("suite-reversed", ASAN, root, whole, REVERSED, 1200),
         *shuffles,
         selftest(TSAN, root),
-        pytest_step("device-tsan", TSAN, root, device),
+        pytest_step("device-tsan", TSAN, root, DEVICE),
         pytest_step("suite-tsan", TSAN, root, whole, limit=1200),
-        pytest_step("device-plain", PLAIN, root, device),  # here growth is measured strictly
+        pytest_step("device-plain", PLAIN, root, DEVICE),  # here growth is measured strictly
         Step("doctor", doctor, ("double-plain",), 300, PLAIN.environment(root)),
         pytest_step("suite-wide", PLAIN, root, whole, WIDE, 1800),
     ]
@@ -195,7 +201,7 @@ def steps_for_mutants(root: Path) -> list[Step]:
     """What a mistake in the host code is looked for with: quick parts of `make check-metal`."""
     quick = ("generate", "golden", "-knot perplexity and not fills_the_context")
     chosen = {
-        "device": ("tests/metal_double/check_device.py",),
+        "device": DEVICE,
         "model": quick,
         "model-reversed": quick,
         "kernels-wide": ("kernels", "tiles", "-kmetal"),
