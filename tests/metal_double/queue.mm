@@ -137,13 +137,15 @@ void see_completion(QueueState& queue, uint64_t number) {
 - (void)dealloc {
     // A forked process has no such thread, and nobody to open a lock that was closed then.
     if (getpid() != device->process) return thread.detach();
+    bool working;
     {
         const std::lock_guard lock(queue_state->mutex);
         queue_state->stop = true;
+        working = queue_state->running > 0;
     }
     queue_state->changed.notify_all();
-    // The last reference may go in a completed handler.
-    own_queue == queue_state.get() ? thread.detach() : thread.join();
+    // Releasing a queue does not wait for its work; and the last reference may go in a completed handler.
+    working || own_queue == queue_state.get() ? thread.detach() : thread.join();
 }
 - (id<MTLDevice>)device {
     return device;

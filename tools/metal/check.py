@@ -341,6 +341,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(options.only or ()) - set(names):
         parser.error(f"no step {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     chosen = with_needs(every, options.only) if options.only else every if options.full else steps()
+    # Under nohup it is ignored, and tests that press Ctrl-C would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     start = time.monotonic()
     failed = run(ROOT, chosen, workers=options.jobs, keep_going=options.keep_going)
     print(f"{'FAILED' if failed else 'passed'}: {len(chosen)} steps in {time.monotonic() - start:.0f} s")

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import pathlib
 import random
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -119,6 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.only:
         mutants = [mutant for mutant in mutants if mutant.key in options.only]
     copy_sources()
+    # Under nohup it is ignored, and tests that press Ctrl-C would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         steps = baseline()
     except RuntimeError as error:
