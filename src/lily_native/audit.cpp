@@ -71,8 +71,7 @@ std::vector<AuditRow> audit(Device& device, const Plan& plan) {
         Launch& launch = single.launches.front();
         launch.stage = 0;
         const std::unique_ptr<Program> program = device.prepare(single);
-        const Program* const programs[] = {program.get()};
-        device.wait(device.submit(programs));
+        device.run(*program);
         std::array<uint64_t, kMaxSlots> counts{};
         launch.kernel->counts(launch.args.data(), launch.consts.data(), counts.data());
         for (uint32_t s = 0; s < launch.kernel->slot_count; ++s) {

@@ -55,8 +55,12 @@ public:
     // Starts programs, one after the other. They must stay alive until they have finished.
     virtual Ticket submit(std::span<const Program* const> programs) = 0;
     // Returns when a submission and all before it have finished. Throws kDevice or kOutOfMemory for what went wrong in
-    // any of them; nothing is running then, and the device goes on working.
+    // any of them; nothing is running then, and the device goes on working unless the system has taken it away.
     virtual void wait(Ticket ticket) = 0;
+    void run(const Program& program) {
+        const Program* const programs[] = {&program};
+        wait(submit(programs));
+    }
     // Submissions worth having in flight: more than one hides the host's work behind the device's.
     virtual uint32_t queue_depth() const = 0;
 

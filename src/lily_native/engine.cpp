@@ -300,11 +300,6 @@ const Program& Engine::top(uint32_t count) {
     return prepared("top " + std::to_string(count), [&] { return record_top(model_, count); });
 }
 
-void Engine::run(const Program& program) {
-    const Program* const programs[] = {&program};
-    device_->wait(device_->submit(programs));
-}
-
 void Engine::start_step(const std::shared_ptr<StepQueue>& queue, const Program& tail, const Program& body,
                         uint32_t place) {
     const Program* const programs[] = {&tail, &body};

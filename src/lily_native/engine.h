@@ -37,7 +37,8 @@ struct EngineOptions {
     uint32_t threads = 0;  // 0: one per physical core
 };
 
-// Bytes that an engine takes. kv is what one session needs at full context; pages are committed as they are used.
+// Bytes that an engine takes. kv is what one session needs at full context; pages are committed as they are used, on
+// Metal when the pool is made.
 struct MemoryPlan {
     uint64_t weights = 0;
     uint64_t kv = 0;
@@ -119,7 +120,6 @@ private:
     const Program& tail(Tail kind);
     const Program& top(uint32_t count);
     const Program& prepared(const std::string& key, const std::function<Plan()>& record);
-    void run(const Program& program);
 
     // Queued steps: starts one, takes the oldest's token, or ends the queue. A failure loses the steps in flight and
     // no more: they can be started again.

@@ -168,7 +168,7 @@ void Session::write_step(uint32_t position, uint32_t rows, uint32_t generation, 
 
 void Session::feed(std::span<const int32_t> ids, const Program& program) {
     begin_feed(ids);
-    engine_->run(program);
+    engine_->device_->run(program);
     end_feed(ids);
 }
 
@@ -370,7 +370,7 @@ std::vector<Picked> Session::top(uint32_t k) {
     check_logits();
     const uint32_t made = recorded_top(k);
     write_step(0, 1, previous_generation(generation_), NO_TOKEN);
-    engine_->run(engine_->top(made));
+    engine_->device_->run(engine_->top(made));
     std::vector<uint32_t> ids(k);
     std::vector<float> logprobs(k);
     engine_->read<uint32_t>(engine_->model_.state.top_ids, ids);

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import lily
+from demo_model import PROMPT
 from double_plugin import Double, made
 
-PROMPT = "Once upon a time there was a fox."
 TOKENS = 16
 CLEAR = 0.2  # a margin of logits that sums in another order do not turn
 SIMDGROUP, TENSOR = "simdgroup matrices", "tensor operations (Metal 4)"
