@@ -193,7 +193,7 @@ def more_steps(root: Path = ROOT) -> list[Step]:
         pytest_step("suite-tsan", TSAN, root, whole, limit=1200),
         pytest_step("device-plain", PLAIN, root, DEVICE),  # here growth is measured strictly
         Step("doctor", doctor, ("double-plain",), 300, PLAIN.environment(root)),
-        pytest_step("suite-wide", PLAIN, root, whole, WIDE, 1800),
+        pytest_step("suite-wide", PLAIN, root, whole, WIDE, 3000, test_limit=900),
     ]
 
 
@@ -201,6 +201,7 @@ def steps_for_mutants(root: Path) -> list[Step]:
     """What a mistake in the host code is looked for with: quick parts of `make check-metal`."""
     quick = ("generate", "golden", "-knot perplexity and not fills_the_context")
     chosen = {
+        "plan": ("plan", "plan_native"),
         "device": DEVICE,
         "model": quick,
         "model-reversed": quick,
