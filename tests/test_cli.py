@@ -90,7 +90,7 @@ def test_generate__says_why_there_is_no_answer(capsys: pytest.CaptureFixture[str
     [
         (["generate", "x", "--model", "/no/such/folder"], "/no/such/folder"),
         (["generate", "word " * 5000], "the context 4096"),
-        (["score", "a"], "single token"),
+        (["score", "a"], "fewer than two tokens"),
     ],
 )
 def test_errors__are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,10 @@ from lily.doctor.checks import Check, attempt
 from lily.doctor.golden import GOLDEN, compare_texts, decoded, golden_texts, prefilled
 from lily.doctor.kernels import check_kernel
 from lily.doctor.slots import ACT_MAX, Out
+from lily.doctor.texts import check_chat_template, check_tokenizer
 from lily.doctor.weights import check_weights
 from lily.tensor_files import read_header
+from lily.tokenizer import Tokenizer
 
 MODEL = "model.safetensors"
 LAYER = "language_model.model.layers.1"
@@ -91,8 +94,8 @@ def test_a_healthy_installation_passes(doctor: Callable[..., tuple[int, str, str
     rows = [line.split() for line in out.splitlines() if line.endswith(" ok")]
     assert [row[0] for row in rows] == [name for name, _ in _native.variants(device)]
     assert all(row[-4] == "intact" for row in rows)
-    checks = ("device", "checkpoint", "kernels", "demo prefill", "demo decode", "weights", "activations")
-    for name in (*checks, "consistency", "log probabilities"):
+    checks = ("device", "checkpoint", "kernels", "demo prefill", "demo decode", "tokenizer", "chat template")
+    for name in (*checks, "weights", "activations", "consistency", "log probabilities"):
         assert f"\n{name:18} ok " in out, name
     assert out.endswith(": all is well\n")
 
@@ -141,11 +144,48 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "examples:\n  lily doctor\n" in capsys.readouterr().out
 
 
-def test_an_absent_device_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_absent_device_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--device", "cuda"]) == 1
     captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == "lily: device 'cuda' is not in this build; 'cpu' is\n"
+    assert captured.err == ""
+    assert "device 'cuda' is not in this build, which has cpu and cpu32" in captured.out
+    assert captured.out.endswith("1 FAILED: device\n")
+    assert main(["doctor", "--device", "cuda", "--json"]) == 1
+    record = json.loads(capsys.readouterr().out)
+    assert (record["device"], record["failed"], record["kernels"]) == ("cuda", ["device"], [])
+
+
+def test_kernels_that_cannot_be_listed_are_not_unused(
+    doctor: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(device: str) -> None:
+        raise DeviceError("no object")
+
+    monkeypatch.setattr(_native, "variants", broken)
+    status, out, _ = doctor("--kernel", "moe_scan")
+    assert status == 1
+    assert "no object" in out
+    assert "not used" not in out
+    assert "NMSE" not in out
+
+
+def test_what_is_missing_in_the_installation_is_a_finding(
+    doctor: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    two_kernels: None,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "golden.json").write_text("{")
+    monkeypatch.setattr(golden, "GOLDEN", tmp_path / "golden.json")
+    status, out, _ = doctor("--quick", "--json")
+    record = json.loads(out)
+    assert (status, record["failed"]) == (1, ["demo prefill", "demo decode"])
+    reasons = [check["reason"] for check in record["checks"] if check["name"] == "demo decode"]
+    assert reasons[0].startswith(f"{tmp_path / 'golden.json'}: Expecting")
+    monkeypatch.setattr("lily.checkpoint.DEMO", tmp_path)
+    monkeypatch.setattr("lily.hub.DEMO", tmp_path)
+    record = json.loads(doctor("--quick", "--json")[1])
+    assert {"device", "checkpoint"} <= set(record["failed"])
 
 
 def test_a_missing_model_is_a_finding(
@@ -278,6 +318,58 @@ def test_a_race_is_found(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     monkeypatch.setattr(_native, "run_kernel", run_and_then(last_bit))
     result = one_kernel(device, "rms_norm")
     assert result.reason == "one/normal: a second run differs"
+
+
+# Text
+
+
+def check_of(folder: Path, what: Callable[[Check, Tokenizer], None]) -> Check:
+    return attempt("x", lambda check: what(check, Tokenizer(folder)))
+
+
+def test_tokenizer_and_template_of_the_demo(demo_folder: Path) -> None:
+    found = check_of(demo_folder, check_tokenizer)
+    assert found.ok
+    assert found.data["characters_per_token"] > 3
+    assert check_of(demo_folder, check_chat_template).ok
+
+
+@pytest.mark.parametrize(
+    "template", ["{% for", "{{ raise_exception('no') }}", "{{ messages[0].role }}", "\xff"]
+)
+def test_a_broken_chat_template_is_a_finding(copy: Path, template: str) -> None:
+    (copy / "chat_template.jinja").write_bytes(template.encode("latin-1"))
+    assert check_of(copy, check_chat_template).reason
+
+
+def test_no_chat_template_is_a_warning(copy: Path) -> None:
+    (copy / "chat_template.jinja").unlink()
+    found = check_of(copy, check_chat_template)
+    assert (found.ok, found.text) == (True, "none")
+    assert "generate() takes text or token ids" in found.warnings[0]
+
+
+def test_a_tokenizer_without_merges_is_a_finding(copy: Path) -> None:
+    path = copy / "tokenizer.json"
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    whole["model"]["merges"] = []
+    path.write_text(json.dumps(whole), encoding="utf-8")
+    assert "has lost its merges" in check_of(copy, check_tokenizer).reason
+
+
+def test_a_tokenizer_that_changes_text_is_a_finding(copy: Path) -> None:
+    path = copy / "tokenizer.json"
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    whole["normalizer"] = {"type": "Lowercase"}
+    path.write_text(json.dumps(whole), encoding="utf-8")
+    assert "not the same" in check_of(copy, check_tokenizer).reason
+
+
+def test_warnings_belong_to_their_check() -> None:
+    def warn(check: Check) -> None:
+        warnings.warn("long context", stacklevel=1)
+
+    assert attempt("x", warn).warnings == ["long context"]
 
 
 # Golden data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import http.server
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -45,6 +46,20 @@ def test_resolve_pristines(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_resolve_names_that_are_nothing(name: str) -> None:
     with pytest.raises(CheckpointError, match="no such folder, and no hub id"):
         resolve(name)
+
+
+@pytest.mark.parametrize("revision", ["main", "", 3])
+def test_resolve_revision_of_what_has_none(tmp_path: Path, revision: str) -> None:
+    for model in ("demo", tmp_path):
+        with pytest.raises(ValueError, match="revision"):
+            resolve(model, revision)
+
+
+def test_folder_whose_name_is_no_text(pristine: Path, tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
+    shutil.copytree(pristine, folder)
+    with pytest.raises(CheckpointError, match="not UTF-8"):
+        open_checkpoint(folder)
 
 
 def test_resolve_path_that_does_not_exist(tmp_path: Path) -> None:

@@ -86,6 +86,12 @@ def open_checkpoint(folder: Path, *, tensor_specs: TensorSpecs | None = None) ->
         CheckpointError: files are missing or damaged, or tensors do not fit the configuration.
         UnsupportedError: another model, geometry, quantisation or weight layout.
     """
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"{named(str(folder))}: a folder whose name is not UTF-8 cannot be read"
+        ) from None
     config = load_config(folder)
     table = read_tensor_table(folder)
     _check_converted(folder, table)

@@ -45,15 +45,19 @@ def resolve(
     Raises:
         CheckpointError: nothing was found; the message says what was tried.
         UnsupportedError: the hub has a model Lily does not run; its weights are not downloaded then.
-        ValueError: `model` is neither a string nor a path.
+        ValueError: `model` is neither a string nor a path, or is not on the hub and yet has a `revision`.
     """
+    if revision is not None and (not isinstance(revision, str) or not revision):
+        raise ValueError(f"revision must be the name of a branch, tag or commit, not {revision!r}")
     if model == "demo":
+        _refuse_revision("the demo model", revision)
         return DEMO
     text = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise ValueError(f"model must be a name or a path, not {type(model).__name__}")
     folder = Path(os.path.expanduser(text))
     if text and os.path.isdir(folder):
+        _refuse_revision("a folder", revision)
         return folder.absolute()
     if text and os.path.exists(folder):
         raise CheckpointError(f"{text}: is a file; give the folder that holds config.json and the weights")
@@ -62,6 +66,11 @@ def resolve(
             f"{shown(text)}: no such folder, and no hub id (owner/name); the built-in model is 'demo'"
         )
     return _from_hub(text, revision, progress, update)
+
+
+def _refuse_revision(what: str, revision: str | None) -> None:
+    if revision is not None:
+        raise ValueError(f"revision {revision!r} applies to models of the hub, not to {what}")
 
 
 def _is_hub_id(text: str) -> bool:

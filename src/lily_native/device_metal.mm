@@ -42,7 +42,7 @@ constexpr uint64_t kArgStride = 256;         // satisfies every GPU's alignment 
 constexpr double kBufferSeconds = 0.05;      // of work in one command buffer, so that the screen stays alive
 constexpr uint32_t kCapturedSubmission = 3;  // of those with several programs, which only a step has
 
-// LILY_DEBUG is a list of words.
+// Whether LILY_DEBUG mentions a word.
 bool debug_wants(std::string_view word) {
     const char* text = std::getenv("LILY_DEBUG");
     return text != nullptr && std::string_view(text).find(word) != std::string_view::npos;

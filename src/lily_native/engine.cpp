@@ -120,12 +120,15 @@ std::string choose_device(const EngineOptions& options) {
         throw Error(ErrorKind::kValue,
                     "prefill_chunk must be a multiple of 64, found " + std::to_string(options.chunk));
     if (options.device == "cpu" || options.device == "cpu32") return options.device;
+    std::string present = "cpu and cpu32";
 #if LILY_METAL
     if (options.device == "auto" || options.device == "metal") return "metal";
+    present += " and metal";
 #endif
     if (options.device == "auto") return "cpu";
     if (options.device == "metal" || options.device == "cuda")
-        throw Error(ErrorKind::kUnsupported, "device '" + options.device + "' is not in this build; 'cpu' is");
+        throw Error(ErrorKind::kUnsupported,
+                    "device '" + options.device + "' is not in this build, which has " + present);
     throw Error(ErrorKind::kValue, "unknown device '" + options.device + "': expected auto, metal, cuda, cpu or cpu32");
 }
 

@@ -62,11 +62,13 @@ def run(args: argparse.Namespace) -> int:
             )
     if args.kernel and args.model != "demo":
         args.parser.error("--kernel checks kernels alone, so --model does not apply")
-    Engine.plan_memory("demo", device=args.device)  # an absent device is no finding, but an error
     report = _Report(args.json)
     demo = None
     try:
         demo = _open_demo(args, report)
+        if report.absent:
+            report.finish()
+            return 1
         checkpoint = None if args.kernel else _find_checkpoint(args, report)
         _check_kernels(args, report)
         report.gap()
@@ -86,18 +88,23 @@ def _open_demo(args: argparse.Namespace, report: _Report) -> Engine | None:
     """Open the demo model, and with it the device. That it fails is a finding: the kernels may tell why."""
     from lily.checkpoint import DEMO, open_checkpoint
 
-    report.device = device_of(args.device, open_checkpoint(DEMO).config)
+    report.device = args.device
     bar = _loading("demo")
     engines = []
 
     def open_device(check: Check) -> None:
-        engines.append(_open(args, "demo", bar))
+        report.device = device_of(args.device, open_checkpoint(DEMO).config)
+        try:
+            engines.append(_open(args, "demo", bar))
+        except UnsupportedError:
+            report.absent = True
+            raise
         info = engines[0].info()
         report.device = check.text = info["device"]
         check.data = info["device_info"]
         check.details = [f"{key}: {value}" for key, value in check.data.items() if value != check.text]
 
-    report.check("device", open_device, bar, fatal=UnsupportedError)
+    report.check("device", open_device, bar)
     return engines[0] if engines else None
 
 
@@ -147,6 +154,8 @@ def _check_kernels(args: argparse.Namespace, report: _Report) -> None:
         check.text = f"{len(variants)} variants on {report.device}"
 
     report.check("kernels", list_variants)
+    if not variants:
+        return
     report.unused = sorted(set(names) - {name for name, _ in variants})
     wanted = [(name, consts) for name, consts in variants if name in names]
     bar = ProgressBar("kernels")
@@ -165,20 +174,30 @@ def _check_kernels(args: argparse.Namespace, report: _Report) -> None:
 def _check_golden(args: argparse.Namespace, report: _Report, demo: Engine) -> None:
     from lily.doctor.golden import compare_texts, decoded, golden_texts, prefilled
 
-    texts = golden_texts(args.quick)
     for name, predict in (("demo prefill", prefilled), ("demo decode", decoded)):
         bar = ProgressBar(name, unit=" tokens")
-        report.check(
-            name, partial(compare_texts, texts=texts, predict=predict, engine=demo, progress=bar), bar
-        )
+
+        def compare(check: Check, predict: Any = predict, bar: ProgressBar = bar) -> None:
+            compare_texts(check, golden_texts(args.quick), predict, demo, bar)
+
+        report.check(name, compare, bar)
 
 
 def _check_checkpoint(
     args: argparse.Namespace, report: _Report, checkpoint: Checkpoint, demo: Engine | None
 ) -> None:
-    """Check the numbers of a checkpoint, then the model they make."""
+    """Check what a checkpoint makes of text, its numbers, then the model they make."""
+    from lily.doctor.texts import check_chat_template, check_tokenizer
     from lily.doctor.weights import check_weights
+    from lily.tokenizer import Tokenizer
 
+    vocab = int(checkpoint.config["vocab"])
+    for name, what in (("tokenizer", check_tokenizer), ("chat template", check_chat_template)):
+
+        def check_text(check: Check, what: Any = what) -> None:
+            what(check, Tokenizer(checkpoint.folder, vocab))
+
+        report.check(name, check_text)
     bar = ProgressBar("weights", _MIB, " MiB")
     report.check("weights", partial(check_weights, checkpoint=checkpoint, progress=bar), bar)
     if checkpoint.name == "demo":
@@ -214,6 +233,7 @@ class _Report:
 
     def __init__(self, as_json: bool) -> None:
         self.device = ""
+        self.absent = False  # there is no such device here
         self.unused: list[str] = []
         self._json = as_json
         self._kernels: list[KernelResult] = []
@@ -235,18 +255,12 @@ class _Report:
         kernels = [f"{k.kernel} {_variant(k.variant)}".strip() for k in self._kernels if not k.ok]
         return kernels + [check.name for check in self._checks if not check.ok]
 
-    def check(
-        self,
-        name: str,
-        what: Callable[[Check], object],
-        bar: ProgressBar | None = None,
-        fatal: type[Exception] | tuple[()] = (),
-    ) -> None:
-        """Carry out a check and show its result; exceptions fail it, but for `fatal`."""
+    def check(self, name: str, what: Callable[[Check], object], bar: ProgressBar | None = None) -> None:
+        """Carry out a check and show its result; exceptions fail it."""
         from lily.doctor.checks import attempt
 
         try:
-            check = attempt(name, what, fatal)
+            check = attempt(name, what)
         finally:
             if bar is not None:
                 bar.wipe()
@@ -283,7 +297,7 @@ class _Report:
         """Say what the columns mean."""
         legend = (
             "NMSE: mean square error over mean square. error: the largest, relative to the terms of a value. "
-            "limit: the largest, of what rounding may cause."
+            "limit: the largest, in percent of what rounding can cause; a kernel fails above 100 %."
         )
         self._print(dim(wrapped(legend, 0), sys.stdout))
         if self.unused:

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     with open_engine(args, max_sessions=1) as engine:
         ids = engine.tokenizer.encode(text)
         if len(ids) < 2:
-            raise ValueError("the text has a single token: there is nothing to predict")
+            raise ValueError("the text has fewer than two tokens: there is nothing to predict")
         score = engine.score(ids, top_logprobs=args.top)
     mean = -float(score.logprobs.mean(dtype="float64"))
     if not args.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,16 +39,19 @@ class Check:
         return not self.reason
 
 
-def attempt(name: str, check: Callable[[Check], object], fatal: type[Exception] | tuple[()] = ()) -> Check:
-    """Carries out a check, which fills what it is given; an exception, but for `fatal`, fails it."""
+def attempt(name: str, check: Callable[[Check], object]) -> Check:
+    """Carries out a check, which fills what it is given; exceptions fail it, warnings become its own."""
     result = Check(name)
     begin = time.perf_counter()
-    try:
-        check(result)
-    except fatal:
-        raise
-    except Exception as error:  # the checks that follow are to have their turn
-        text = f"{error}" if isinstance(error, (LilyError, OSError)) else f"{type(error).__name__}: {error}"
-        result.reason = text or type(error).__name__
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            check(result)
+        except Exception as error:  # the checks that follow are to have their turn
+            text = (
+                f"{error}" if isinstance(error, (LilyError, OSError)) else f"{type(error).__name__}: {error}"
+            )
+            result.reason = text or type(error).__name__
+    result.warnings += [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
     result.seconds = time.perf_counter() - begin
     return result

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from lily.doctor.checks import Check
 from lily.engine import Engine
+from lily.errors import LilyError
 
 GOLDEN = Path(__file__).with_name("golden.json")
 LEAST_TOP1 = 0.98
@@ -41,8 +42,15 @@ class Text(NamedTuple):
 
 
 def golden_texts(quick: bool = False) -> list[Text]:
-    """The golden data, or the beginning of some of it."""
-    stored: list[dict[str, Any]] = json.loads(GOLDEN.read_text(encoding="utf-8"))["texts"]
+    """The golden data, or the beginning of some of it.
+
+    Raises:
+        LilyError: The file, a part of the installation, is missing or damaged.
+    """
+    try:
+        stored: list[dict[str, Any]] = json.loads(GOLDEN.read_text(encoding="utf-8"))["texts"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LilyError(f"{GOLDEN}: {error}: Lily is not installed completely") from error
     tokens = QUICK_TOKENS if quick else None
     return [
         Text(

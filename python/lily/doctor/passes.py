@@ -11,34 +11,11 @@ import numpy as np
 from lily import _native
 from lily.doctor.checks import Check
 from lily.doctor.slots import ACT_MAX
+from lily.doctor.texts import PROSE, SAMPLE
 from lily.engine import Engine
 
 Progress = Callable[[int, int], object]
 
-# English that any language model predicts far better than by chance.
-PROSE = (
-    "Once upon a time, there was an old man who lived in a small house by the sea. Every evening he lit the "
-    "lamp, sat down at the table, and wrote in a blue book about the wind, the weather, and the ships that "
-    "came to the harbour. One day a little girl knocked at the door. She was cold and wet from the rain. The "
-    "old man gave her bread and warm milk, and she told him that she had lost her way home. "
-    '"Do not be afraid," he said. "I will take you home in my boat." They walked down to the water together, '
-    "and the sun came out.\n\n"
-)
-# And what else models read, so that many experts and unusual tokens have their turn.
-SAMPLE = """\
-def mean(values: list[float]) -> float:
-    if not values:
-        raise ValueError("no values")
-    return sum(values) / len(values)
-
-Question: A train leaves at 9:40 and arrives at 12:05. How long is the journey?
-Answer: From 9:40 to 12:00 are 2 hours and 20 minutes; 5 minutes more make 2 hours and 25 minutes.
-
-Die Katze schläft auf dem warmen Dach. Le pain était encore chaud. El río baja lleno después de la lluvia.
-今日は天気がいいので、公園まで歩きました。 Сегодня мы читали старую книгу.
-
-{"name": "Ada", "born": 1815, "languages": ["English", "French"], "ratio": 0.6180339887}
-"""
 PASS_ROWS = (256, 64, 8, 1)  # prefill passes without an empty row, which would be counted as well
 STEPS, QUICK_STEPS = 32, 8
 
