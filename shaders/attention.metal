@@ -1,11 +1,12 @@
 // attention.metal -- decode attention over the paged cache, with the output gate.
 //
-//   y[head] = sigmoid(gate[head]) * sum_t softmax_t(q . k[t]) v[t],   t <= position of the row; q is already scaled
+//   y[head] = sigmoid(gate[head]) * sum_t softmax_t(q . k[t]) v[t],   t <= position of the row
 //
-// Softmax is online, in fp32. GROUP query heads share a KV head and are handled
-// together, so that each cache row is read once. Gates are columns of the projection: per head [query | gate].
+// Softmax is online, in fp32. GROUP query heads share a KV head and are handled together, so that each cache row is
+// read once. The row's own q, k and v are made from the projection as by rope_write; its columns are [query | gate] per
+// head, then keys, then values.
 // Reference: transformers Qwen3_5MoeAttention, eager_attention_forward; Dao et al., FlashAttention (2022), algorithm 1.
-#include "lily.h"
+#include "rope.h"
 
 struct attention_args {
     uint sessions;
@@ -14,6 +15,7 @@ struct attention_args {
     uint pages;
     uint session_pages;
     uint blocks;
+    float eps;
 };
 
 constant constexpr uint LANE_DIMS = HEAD_DIM / SIMD_WIDTH;
@@ -21,7 +23,7 @@ constant constexpr uint LANE_DIMS = HEAD_DIM / SIMD_WIDTH;
 // The running softmax of GROUP query heads, each lane holding LANE_DIMS dims of every head.
 template <uint GROUP> struct attend {
     float q[GROUP][LANE_DIMS], o[GROUP][LANE_DIMS], most[GROUP], sum[GROUP];
-    void begin(device const act_t* from, uint lane) thread {
+    void begin(const threadgroup act_t* from, uint lane) thread {
         for (uint h = 0; h < GROUP; h++) {
             most[h] = -INFINITY;
             sum[h] = 0;
@@ -52,9 +54,36 @@ template <uint GROUP> struct attend {
     }
 };
 
+// Makes q of a KV head's query heads from the projection and, in the threadgroup that `writes` them, the row's k and v.
+template <uint GROUP, uint SIMDS>
+inline void attend_prepare(device const float* proj, device const bfloat* q_norm, device const bfloat* k_norm,
+                           device const float* inv_freq, uint position, uint kv_heads, uint kv_head, float eps,
+                           bool writes, device bfloat* k, device bfloat* v, threadgroup float* turn,
+                           threadgroup act_t* q, uint tid, uint lane, uint simd) {
+    make_turn(turn, inv_freq, position, tid, SIMDS * SIMD_WIDTH);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    device const float* queries = proj + kv_head * GROUP * 2 * HEAD_DIM;
+    device const float* key = proj + (2 * kv_heads * GROUP + kv_head) * HEAD_DIM;
+    device const float* value = key + kv_heads * HEAD_DIM;
+    for (uint part = simd; part < GROUP + (writes ? 2 : 0); part += SIMDS) {
+        float x[HEAD_PARTS];
+        if (part < GROUP) {
+            make_head(x, queries + part * 2 * HEAD_DIM, q_norm, turn, eps, lane);
+            for (uint j = 0; j < HEAD_PARTS; j++)
+                q[part * HEAD_DIM + j * SIMD_WIDTH + lane] = to_act(x[j] * QUERY_SCALE);
+        } else if (part == GROUP) {
+            make_head(x, key, k_norm, turn, eps, lane);
+            for (uint j = 0; j < HEAD_PARTS; j++) k[j * SIMD_WIDTH + lane] = bfloat(x[j]);
+        } else {
+            for (uint i = lane; i < HEAD_DIM; i += SIMD_WIDTH) v[i] = bfloat(value[i]);
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
+}
+
 // Runs the simdgroup's share of tokens [first, last): every SIMDS-th one.
 template <uint GROUP, uint SIMDS>
-inline void attend_range(thread attend<GROUP>& a, device const bfloat* k_cache, device const bfloat* v_cache,
+inline void attend_range(thread attend<GROUP>& a, device bfloat* k_cache, device bfloat* v_cache,
                          device const uint* table, uint kv_heads, uint kv_head, uint first, uint last, uint lane,
                          uint simd) {
     for (uint t = first + simd; t < last; t += SIMDS) {
@@ -88,30 +117,37 @@ inline float2 attend_merge(thread attend<GROUP>& a, uint h, threadgroup float* p
 // attention_decode: one row; one threadgroup makes all query heads of a KV head, its simdgroups share the tokens.
 //   grid: (kv_heads, 1, 1)
 //   const: GROUP <= 8
-//   bytes: proj = kv_heads * GROUP * HEAD_DIM * 4
-//   used: encode_attention
+//   used: encode_attention_row
 template <uint GROUP>
 KERNEL(attention_decode, 8)(
-    device const act_t*      q          [[buffer(0)]],  // [kv_heads, GROUP, HEAD_DIM]
-    device const float*      proj       [[buffer(1)]],  // [proj_dim]
-    device const bfloat*     k_cache    [[buffer(2)]],  // [pages, PAGE, kv_heads, HEAD_DIM]
-    device const bfloat*     v_cache    [[buffer(3)]],  // [pages, PAGE, kv_heads, HEAD_DIM]
+    device const float*      proj       [[buffer(0)]],  // [proj_dim]
+    device const bfloat*     q_norm     [[buffer(1)]],  // [HEAD_DIM]
+    device const bfloat*     k_norm     [[buffer(2)]],  // [HEAD_DIM]
+    device const float*      inv_freq   [[buffer(3)]],  // [ROTARY_DIM / 2]
     device const uint*       page_table [[buffer(4)]],  // [sessions, session_pages]
     device const StepState*  step       [[buffer(5)]],  // [1]
-    device act_t*            y          [[buffer(6)]],  // [kv_heads, GROUP, HEAD_DIM]
-    constant attention_args& args       [[buffer(7)]],
+    device bfloat*           k_cache    [[buffer(6)]],  // [pages, PAGE, kv_heads, HEAD_DIM]
+    device bfloat*           v_cache    [[buffer(7)]],  // [pages, PAGE, kv_heads, HEAD_DIM]
+    device act_t*            y          [[buffer(8)]],  // [kv_heads, GROUP, HEAD_DIM]
+    constant attention_args& args       [[buffer(9)]],
     GRID)
 {
     constexpr uint SIMDS = simdgroups(8);
+    SHARED float turn[ROTARY_DIM];
+    SHARED act_t q[GROUP * HEAD_DIM];
     SHARED float part[SIMDS * HEAD_DIM];
     SHARED float stats[SIMDS * 2];
     SHARED float out[HEAD_DIM];
     const uint kv_head = group.x;
     inputs_ready();
+    const uint position = step->position;
+    device const uint* table = page_table + step->session * args.session_pages;
+    const uint own = (cache_row(table, position) * args.kv_heads + kv_head) * HEAD_DIM;
+    attend_prepare<GROUP, SIMDS>(proj, q_norm, k_norm, inv_freq, position, args.kv_heads, kv_head, args.eps, true,
+                                 k_cache + own, v_cache + own, turn, q, tid, lane, simd);
     attend<GROUP> a;
-    a.begin(q + kv_head * GROUP * HEAD_DIM, lane);
-    attend_range<GROUP, SIMDS>(a, k_cache, v_cache, page_table + step->session * args.session_pages, args.kv_heads,
-                               kv_head, 0, step->position + 1, lane, simd);
+    a.begin(q, lane);
+    attend_range<GROUP, SIMDS>(a, k_cache, v_cache, table, args.kv_heads, kv_head, 0, position + 1, lane, simd);
     for (uint h = 0; h < GROUP; h++) {
         const float2 stat = attend_merge<GROUP, SIMDS>(a, h, part, stats, out, tid, lane, simd);
         const uint head = kv_head * GROUP + h;
@@ -124,31 +160,39 @@ KERNEL(attention_decode, 8)(
 // attention_blocks: as attention_decode for one block of KV_BLOCK tokens; leaves unnormalised sums for the merge.
 //   grid: (kv_heads, blocks, 1)
 //   const: GROUP <= 8
-//   used: encode_attention
+//   used: encode_attention_row
 template <uint GROUP>
 KERNEL(attention_blocks, 8)(
-    device const act_t*      q          [[buffer(0)]],  // [kv_heads, GROUP, HEAD_DIM]
-    device const bfloat*     k_cache    [[buffer(1)]],  // [pages, PAGE, kv_heads, HEAD_DIM]
-    device const bfloat*     v_cache    [[buffer(2)]],  // [pages, PAGE, kv_heads, HEAD_DIM]
-    device const uint*       page_table [[buffer(3)]],  // [sessions, session_pages]
-    device const StepState*  step       [[buffer(4)]],  // [1]
-    device float*            sums       [[buffer(5)]],  // [blocks, kv_heads, GROUP, HEAD_DIM]
-    device float*            stats      [[buffer(6)]],  // [blocks, kv_heads, GROUP, 2]
-    constant attention_args& args       [[buffer(7)]],
+    device const float*      proj       [[buffer(0)]],   // [proj_dim]
+    device const bfloat*     q_norm     [[buffer(1)]],   // [HEAD_DIM]
+    device const bfloat*     k_norm     [[buffer(2)]],   // [HEAD_DIM]
+    device const float*      inv_freq   [[buffer(3)]],   // [ROTARY_DIM / 2]
+    device const uint*       page_table [[buffer(4)]],   // [sessions, session_pages]
+    device const StepState*  step       [[buffer(5)]],   // [1]
+    device bfloat*           k_cache    [[buffer(6)]],   // [pages, PAGE, kv_heads, HEAD_DIM]
+    device bfloat*           v_cache    [[buffer(7)]],   // [pages, PAGE, kv_heads, HEAD_DIM]
+    device float*            sums       [[buffer(8)]],   // [blocks, kv_heads, GROUP, HEAD_DIM]
+    device float*            stats      [[buffer(9)]],   // [blocks, kv_heads, GROUP, 2]
+    constant attention_args& args       [[buffer(10)]],
     GRID)
 {
     constexpr uint SIMDS = simdgroups(8);
+    SHARED float turn[ROTARY_DIM];
+    SHARED act_t q[GROUP * HEAD_DIM];
     SHARED float part[SIMDS * HEAD_DIM];
     SHARED float local_stats[SIMDS * 2];
     SHARED float out[HEAD_DIM];
     const uint kv_head = group.x, first = group.y * KV_BLOCK;
     inputs_ready();
-    const uint length = step->position + 1;
-    if (first >= length) return;
+    const uint position = step->position, last = min(first + KV_BLOCK, position + 1);
+    if (first > position) return;
+    device const uint* table = page_table + step->session * args.session_pages;
+    const uint own = (cache_row(table, position) * args.kv_heads + kv_head) * HEAD_DIM;
+    attend_prepare<GROUP, SIMDS>(proj, q_norm, k_norm, inv_freq, position, args.kv_heads, kv_head, args.eps,
+                                 last == position + 1, k_cache + own, v_cache + own, turn, q, tid, lane, simd);
     attend<GROUP> a;
-    a.begin(q + kv_head * GROUP * HEAD_DIM, lane);
-    attend_range<GROUP, SIMDS>(a, k_cache, v_cache, page_table + step->session * args.session_pages, args.kv_heads,
-                               kv_head, first, min(first + KV_BLOCK, length), lane, simd);
+    a.begin(q, lane);
+    attend_range<GROUP, SIMDS>(a, k_cache, v_cache, table, args.kv_heads, kv_head, first, last, lane, simd);
     for (uint h = 0; h < GROUP; h++) {
         const float2 stat = attend_merge<GROUP, SIMDS>(a, h, part, local_stats, out, tid, lane, simd);
         const uint at = (group.y * args.kv_heads + kv_head) * GROUP + h;
@@ -161,19 +205,25 @@ KERNEL(attention_blocks, 8)(
     outputs_follow();
 }
 
+struct attention_merge_args {
+    uint kv_heads;
+    uint proj_dim;
+    uint blocks;
+};
+
 // attention_merge: one threadgroup joins the blocks of one head and gates the result.
 //   grid: (kv_heads * GROUP, 1, 1)
 //   const: GROUP <= 8
 //   bytes: proj = kv_heads * GROUP * HEAD_DIM * 4
-//   used: encode_attention
+//   used: encode_attention_row
 template <uint GROUP>
 KERNEL(attention_merge, 8)(
-    device const float*      sums  [[buffer(0)]],  // [blocks, kv_heads, GROUP, HEAD_DIM]
-    device const float*      stats [[buffer(1)]],  // [blocks, kv_heads, GROUP, 2]
-    device const float*      proj  [[buffer(2)]],  // [proj_dim]
-    device const StepState*  step  [[buffer(3)]],  // [1]
-    device act_t*            y     [[buffer(4)]],  // [kv_heads, GROUP, HEAD_DIM]
-    constant attention_args& args  [[buffer(5)]],
+    device const float*            sums  [[buffer(0)]],  // [blocks, kv_heads, GROUP, HEAD_DIM]
+    device const float*            stats [[buffer(1)]],  // [blocks, kv_heads, GROUP, 2]
+    device const float*            proj  [[buffer(2)]],  // [proj_dim]
+    device const StepState*        step  [[buffer(3)]],  // [1]
+    device act_t*                  y     [[buffer(4)]],  // [kv_heads, GROUP, HEAD_DIM]
+    constant attention_merge_args& args  [[buffer(5)]],
     GRID)
 {
     constexpr uint THREADS = simdgroups(8) * SIMD_WIDTH;

@@ -97,7 +97,7 @@ inline void write_values(thread Acc& o, threadgroup const float* sum, device con
 // attention_tile: one threadgroup makes BM (row, query head) pairs of one KV head.
 //   grid: (kv_heads, (rows * GROUP + BM - 1) / BM, 1)
 //   const: GROUP <= 8, BM <= 32
-//   used: encode_attention
+//   used: encode_attention_rows
 template <uint GROUP, uint BM>
 KERNEL(attention_tile, 4)(
     device const act_t*           q          [[buffer(0)]],  // [kv_heads, rows, GROUP, HEAD_DIM]

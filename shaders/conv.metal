@@ -18,7 +18,7 @@ struct conv_silu_args {
 //   grid: (channels / CHANNELS, (rows + CONV_ROWS - 1) / CONV_ROWS, 1)
 //   bytes: proj = rows * channels * 4
 //   bytes: state = 2 * CONV_TAIL * channels * 4
-//   used: encode_delta
+//   used: encode_delta_rows
 KERNEL(conv_silu, 2)(
     device const float*      proj  [[buffer(0)]],  // [rows, proj_dim]
     device const bfloat*     w     [[buffer(1)]],  // [channels, CONV_WIDTH]

@@ -8,6 +8,19 @@
 // Reference: transformers torch_recurrent_gated_delta_rule; Yang et al., Gated Delta Networks (2024), equation 10.
 #include "lily.h"
 
+// Scales a q or k head to length 1, for one simdgroup; x is device or threadgroup memory.
+template <class X> inline void to_unit_length(X x, float factor, uint lane) {
+    const float scale = precise::rsqrt(simd_sum(lane_squares(x, DELTA_DIM, lane, SIMD_WIDTH)) + 1e-6f) * factor;
+    for (uint i = lane; i < DELTA_DIM; i += SIMD_WIDTH) x[i] *= scale;
+}
+
+// {g, beta} of a head.
+inline float2 delta_gates(float a, float b, float a_log, float dt_bias) {
+    const float v = a + dt_bias;
+    const float softplus = max(v, 0.0f) + precise::log(1.0f + precise::exp(-abs(v)));
+    return float2(precise::exp(-precise::exp(a_log) * softplus), sigmoid(b));
+}
+
 struct delta_prepare_args {
     uint rows;
     uint key_heads;
@@ -20,7 +33,7 @@ struct delta_prepare_args {
 //   grid: (2 * key_heads + 1, rows, 1)
 //   bytes: qkv = 4 * rows * key_heads * DELTA_DIM * 4
 //   bytes: proj = 2 * rows * value_heads * 4
-//   used: encode_delta
+//   used: encode_delta_rows
 KERNEL(delta_prepare, 1)(
     device const float*          proj    [[buffer(0)]],  // [rows, proj_dim]
     device const float*          a_log   [[buffer(1)]],  // [value_heads]
@@ -36,19 +49,14 @@ KERNEL(delta_prepare, 1)(
     if (row >= step->rows) return;
     if (group.x < 2 * args.key_heads) {
         device float* x = qkv + (row * (2 * args.key_heads + args.value_heads) + group.x) * DELTA_DIM;
-        const float sum = simd_sum(lane_squares(x, DELTA_DIM, lane, SIMD_WIDTH));
-        const float unit = precise::rsqrt(sum + 1e-6f);
-        const float scale = group.x < args.key_heads ? unit * precise::rsqrt(float(DELTA_DIM)) : unit;
-        for (uint i = lane; i < DELTA_DIM; i += SIMD_WIDTH) x[i] *= scale;
+        to_unit_length(x, group.x < args.key_heads ? precise::rsqrt(float(DELTA_DIM)) : 1.0f, lane);
         return;
     }
     device const float* a = proj + row * args.proj_dim + args.a;
     for (uint h = lane; h < args.value_heads; h += SIMD_WIDTH) {
-        const float v = a[h] + float(dt_bias[h]);
-        const float softplus = max(v, 0.0f) + precise::log(1.0f + precise::exp(-abs(v)));
-        device float* gate = gates + (row * args.value_heads + h) * 2;
-        gate[0] = precise::exp(-precise::exp(a_log[h]) * softplus);
-        gate[1] = sigmoid(a[args.value_heads + h]);
+        const float2 gate = delta_gates(a[h], a[args.value_heads + h], a_log[h], float(dt_bias[h]));
+        gates[(row * args.value_heads + h) * 2] = gate[0];
+        gates[(row * args.value_heads + h) * 2 + 1] = gate[1];
     }
     outputs_follow();
 }
@@ -60,34 +68,32 @@ struct delta_args {
     uint value_heads;
 };
 
-constant constexpr uint DELTA_ROWS = 4;                          // value rows of a simdgroup
+constant constexpr uint DELTA_ROWS = 4;                          // value rows of a simdgroup of delta_scan
 constant constexpr uint DELTA_KEYS = DELTA_DIM / SIMD_WIDTH;     // keys of a lane
 constexpr uint delta_simds() { return simdgroups(4); }
 constexpr uint delta_groups() { return DELTA_DIM / (DELTA_ROWS * delta_simds()); }
 
-// DELTA_ROWS rows of one head's state, spread over the lanes of a simdgroup.
-struct delta_rows {
-    float s[DELTA_ROWS][DELTA_KEYS];
+// ROWS rows of one head's state, spread over the lanes of a simdgroup.
+template <uint ROWS> struct delta_rows {
+    float s[ROWS][DELTA_KEYS];
     void load(device const float* state, bool fresh, uint lane) thread {
-        for (uint r = 0; r < DELTA_ROWS; r++)
+        for (uint r = 0; r < ROWS; r++)
             for (uint i = 0; i < DELTA_KEYS; i++) s[r][i] = fresh ? 0.0f : state[r * DELTA_DIM + lane * DELTA_KEYS + i];
     }
     void store(device float* state, uint lane) const thread {
-        for (uint r = 0; r < DELTA_ROWS; r++)
+        for (uint r = 0; r < ROWS; r++)
             for (uint i = 0; i < DELTA_KEYS; i++) state[r * DELTA_DIM + lane * DELTA_KEYS + i] = s[r][i];
     }
-    // One token: head row pointers q, k, v (v at the first value row), gate = {g, beta}.
-    void update(device const float* q, device const float* k, device const float* v, device const float* gate,
-                device float* y, uint lane) thread {
+    // One token: head row pointers q, k, v (v and y at the first value row), gate = {g, beta}.
+    template <class X, class Y> void update(X q, X k, X v, float2 gate, Y y, uint lane) thread {
         float qs[DELTA_KEYS], ks[DELTA_KEYS];
         for (uint i = 0; i < DELTA_KEYS; i++) {
             qs[i] = q[lane * DELTA_KEYS + i];
             ks[i] = k[lane * DELTA_KEYS + i];
         }
-        const float g = gate[0], beta = gate[1];
-        for (uint r = 0; r < DELTA_ROWS; r++) {
-            for (uint i = 0; i < DELTA_KEYS; i++) s[r][i] *= g;
-            const float error = beta * (v[r] - simd_sum(lane_dot<DELTA_KEYS>(s[r], ks)));
+        for (uint r = 0; r < ROWS; r++) {
+            for (uint i = 0; i < DELTA_KEYS; i++) s[r][i] *= gate[0];
+            const float error = gate[1] * (v[r] - simd_sum(lane_dot<DELTA_KEYS>(s[r], ks)));
             for (uint i = 0; i < DELTA_KEYS; i++) s[r][i] = fma(ks[i], error, s[r][i]);
             const float out = simd_sum(lane_dot<DELTA_KEYS>(s[r], qs));
             if (lane == 0) y[r] = out;
@@ -95,36 +101,10 @@ struct delta_rows {
     }
 };
 
-// delta_step: one token; a simdgroup owns DELTA_ROWS value rows of one head.
+// delta_scan: the step's rows one after the other, the state in registers.
 //   grid: (delta_groups(), value_heads, 1)
 //   bytes: state = 2 * value_heads * DELTA_DIM * DELTA_DIM * 4
-//   used: encode_delta
-KERNEL(delta_step, 4)(
-    device const float*     qkv   [[buffer(0)]],  // [2 * key_heads + value_heads, DELTA_DIM]
-    device const float*     gates [[buffer(1)]],  // [value_heads, 2]
-    device const StepState* step  [[buffer(2)]],  // [1]
-    device float*           state [[buffer(3)]],  // [sessions, GENERATIONS, value_heads, DELTA_DIM, DELTA_DIM]
-    device float*           y     [[buffer(4)]],  // [value_heads, DELTA_DIM]
-    constant delta_args&    args  [[buffer(5)]],
-    GRID)
-{
-    constexpr uint SIMDS = simdgroups(4);
-    const uint head = group.y, row = (group.x * SIMDS + simd) * DELTA_ROWS;
-    const uint key_head = head / (args.value_heads / args.key_heads);
-    inputs_ready();
-    delta_rows s;
-    s.load(state + ((state_now(step) * args.value_heads + head) * DELTA_DIM + row) * DELTA_DIM, step->position == 0,
-           lane);
-    s.update(qkv + key_head * DELTA_DIM, qkv + (args.key_heads + key_head) * DELTA_DIM,
-             qkv + (2 * args.key_heads + head) * DELTA_DIM + row, gates + head * 2, y + head * DELTA_DIM + row, lane);
-    s.store(state + ((state_next(step) * args.value_heads + head) * DELTA_DIM + row) * DELTA_DIM, lane);
-    outputs_follow();
-}
-
-// delta_scan: the step's rows one after the other, the state in registers; bit-equal to repeated delta_step.
-//   grid: (delta_groups(), value_heads, 1)
-//   bytes: state = 2 * value_heads * DELTA_DIM * DELTA_DIM * 4
-//   used: encode_delta
+//   used: encode_delta_rows
 KERNEL(delta_scan, 4)(
     device const float*     qkv   [[buffer(0)]],  // [rows, 2 * key_heads + value_heads, DELTA_DIM]
     device const float*     gates [[buffer(1)]],  // [rows, value_heads, 2]
@@ -139,15 +119,98 @@ KERNEL(delta_scan, 4)(
     const uint key_head = head / (args.value_heads / args.key_heads);
     const uint stride = (2 * args.key_heads + args.value_heads) * DELTA_DIM;
     inputs_ready();
-    delta_rows s;
+    delta_rows<DELTA_ROWS> s;
     s.load(state + ((state_now(step) * args.value_heads + head) * DELTA_DIM + row) * DELTA_DIM, step->position == 0,
            lane);
     for (uint t = 0; t < step->rows; t++) {
         device const float* x = qkv + t * stride;
+        device const float* gate = gates + (t * args.value_heads + head) * 2;
         s.update(x + key_head * DELTA_DIM, x + (args.key_heads + key_head) * DELTA_DIM,
-                 x + (2 * args.key_heads + head) * DELTA_DIM + row, gates + (t * args.value_heads + head) * 2,
+                 x + (2 * args.key_heads + head) * DELTA_DIM + row, float2(gate[0], gate[1]),
                  y + (t * args.value_heads + head) * DELTA_DIM + row, lane);
     }
     s.store(state + ((state_next(step) * args.value_heads + head) * DELTA_DIM + row) * DELTA_DIM, lane);
+    outputs_follow();
+}
+
+struct delta_mix_args {
+    uint sessions;
+    uint key_heads;
+    uint value_heads;
+    uint channels;  // (2 * key_heads + value_heads) * DELTA_DIM
+    uint proj_dim;
+    uint z;  // column of proj where the gate of the output begins
+    uint a;  // column of proj where a begins; b follows it
+    float eps;
+};
+
+// One head's channels of the convolution of conv_silu, for one token; `before` and `after` are the carried rows.
+inline void convolve_head(device const float* now, device const bfloat* w, device const float* before,
+                          device float* after, uint channels, bool fresh, bool carries, threadgroup float* y, uint tid,
+                          uint threads) {
+    for (uint i = tid; i < DELTA_DIM; i += threads) {
+        float x[CONV_WIDTH];
+        for (uint t = 0; t < CONV_TAIL; t++) x[t] = fresh ? 0.0f : before[t * channels + i];
+        x[CONV_TAIL] = now[i];
+        float sum = 0;
+        for (uint t = 0; t < CONV_WIDTH; t++) sum = fma(float(w[i * CONV_WIDTH + t]), x[t], sum);
+        y[i] = silu(sum);
+        if (carries)
+            for (uint t = 0; t < CONV_TAIL; t++) after[t * channels + i] = x[t + 1];
+    }
+}
+
+// delta_mix: decode; one threadgroup takes one value head from the projection to the output projection's input:
+// conv_silu, delta_prepare, delta_scan of one row and gated_rms_norm, with nothing but the states in memory.
+//   grid: (value_heads, 1, 1)
+//   bytes: proj = (channels + value_heads * (DELTA_DIM + 2)) * 4
+//   bytes: conv = 2 * CONV_TAIL * channels * 4
+//   bytes: state = 2 * value_heads * DELTA_DIM * DELTA_DIM * 4
+//   used: encode_delta
+KERNEL(delta_mix, 16)(
+    device const float*      proj    [[buffer(0)]],  // [proj_dim]
+    device const bfloat*     conv_w  [[buffer(1)]],  // [channels, CONV_WIDTH]
+    device const float*      a_log   [[buffer(2)]],  // [value_heads]
+    device const bfloat*     dt_bias [[buffer(3)]],  // [value_heads]
+    device const bfloat*     norm    [[buffer(4)]],  // [DELTA_DIM]
+    device const StepState*  step    [[buffer(5)]],  // [1]
+    device float*            conv    [[buffer(6)]],  // [sessions, GENERATIONS, CONV_TAIL, channels]
+    device float*            state   [[buffer(7)]],  // [sessions, GENERATIONS, value_heads, DELTA_DIM, DELTA_DIM]
+    device act_t*            y       [[buffer(8)]],  // [value_heads, DELTA_DIM]
+    constant delta_mix_args& args    [[buffer(9)]],
+    GRID)
+{
+    constexpr uint SIMDS = simdgroups(16), THREADS = SIMDS * SIMD_WIDTH;
+    constexpr uint OWN = DELTA_DIM / SIMDS, AT_ONCE = OWN < 8 ? OWN : 8;
+    SHARED float qkv[3 * DELTA_DIM];
+    SHARED float mixed[DELTA_DIM];
+    const uint head = group.x, sharing = args.value_heads / args.key_heads, key_head = head / sharing;
+    inputs_ready();
+    const bool fresh = step->position == 0;
+    for (uint p = 0; p < 3; p++) {
+        const uint at = (p == 2 ? 2 * args.key_heads + head : p * args.key_heads + key_head) * DELTA_DIM;
+        // Value heads share the channels of a key head; the first of them carries those on.
+        convolve_head(proj + at, conv_w + at * CONV_WIDTH, conv + state_now(step) * CONV_TAIL * args.channels + at,
+                      conv + state_next(step) * CONV_TAIL * args.channels + at, args.channels, fresh,
+                      p == 2 || head % sharing == 0, qkv + p * DELTA_DIM, tid, THREADS);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint p = simd; p < 2; p += SIMDS)
+        to_unit_length(qkv + p * DELTA_DIM, p == 0 ? precise::rsqrt(float(DELTA_DIM)) : 1.0f, lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    device const float* a = proj + args.a;
+    const float2 gate = delta_gates(a[head], a[args.value_heads + head], a_log[head], float(dt_bias[head]));
+    for (uint r = simd * OWN; r < (simd + 1) * OWN; r += AT_ONCE) {
+        delta_rows<AT_ONCE> s;
+        s.load(state + ((state_now(step) * args.value_heads + head) * DELTA_DIM + r) * DELTA_DIM, fresh, lane);
+        s.update(qkv, qkv + DELTA_DIM, qkv + 2 * DELTA_DIM + r, gate, mixed + r, lane);
+        s.store(state + ((state_next(step) * args.value_heads + head) * DELTA_DIM + r) * DELTA_DIM, lane);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    device const float* z = proj + args.z + head * DELTA_DIM;
+    const float squares = simd_sum(lane_squares(mixed, DELTA_DIM, lane, SIMD_WIDTH));
+    const float scale = precise::rsqrt(squares / float(DELTA_DIM) + args.eps);
+    for (uint i = tid; i < DELTA_DIM; i += THREADS)
+        y[head * DELTA_DIM + i] = to_act(mixed[i] * scale * float(norm[i]) * silu(z[i]));
     outputs_follow();
 }

@@ -47,9 +47,24 @@ template <uint N> inline float lane_dot(const thread float* a, const thread floa
 }
 #endif
 
-// sum of squares over a lane's share of n contiguous values, which the threads of a group stride over.
+// The largest of one lane's values, and the first place of one that equals `wanted` (n: there is none).
+#ifndef LILY_TUNED_LARGEST
+inline float lane_largest(const thread float* v, uint n) {
+    float most = -INFINITY;
+    for (uint i = 0; i < n; i++) most = max(most, v[i]);
+    return most;
+}
+inline uint lane_find(const thread float* v, uint n, float wanted) {
+    uint place = n;
+    for (uint i = n; i > 0; i--) place = v[i - 1] == wanted ? i - 1 : place;
+    return place;
+}
+#endif
+
+// sum of squares over a lane's share of n contiguous values, which the threads of a group stride over; x is device or
+// threadgroup memory.
 #ifndef LILY_TUNED_SQUARES
-inline float lane_squares(device const float* x, uint n, uint first, uint stride) {
+template <class X> inline float lane_squares(X x, uint n, uint first, uint stride) {
     float sum = 0;
     for (uint i = first; i < n; i += stride) sum = fma(x[i], x[i], sum);
     return sum;

@@ -17,11 +17,41 @@ struct moe_route_args {
     uint used;
 };
 
+// Chooses a row's first `count` experts, for one simdgroup. ids and weights, {exp(logit - largest)} in that order, are
+// device or threadgroup memory and written by lane 0; returns the weights' sum. experts <= E, or MAX_EXPERTS.
+template <uint E, class I, class W>
+inline float choose_experts(device const float* row, uint experts, uint count, I ids, W weights, uint lane) {
+    // A lane's experts; a count that is known at compile time keeps them in registers.
+    constexpr uint OWN = ((E ? E : MAX_EXPERTS) + SIMD_WIDTH - 1) / SIMD_WIDTH;
+    const uint own = E ? OWN : (experts + SIMD_WIDTH - 1) / SIMD_WIDTH;
+    float v[OWN];
+    for (uint i = 0; i < own; i++) {
+        const uint e = i * SIMD_WIDTH + lane;
+        v[i] = e < experts ? row[e] : -INFINITY;
+    }
+    float most = 0, sum = 0;
+    for (uint j = 0; j < count; j++) {
+        const float high = simd_max(lane_largest(v, own));
+        const uint own_best = lane_find(v, own, high) * SIMD_WIDTH + lane;
+        const uint best = min(simd_min(own_best), experts - 1);  // logits that are not numbers choose some expert
+        for (uint i = 0; i < own; i++)
+            if (i * SIMD_WIDTH + lane == best) v[i] = -INFINITY;
+        if (j == 0) most = high;
+        const float e = precise::exp(high - most);
+        sum += e;
+        if (lane == 0) {
+            ids[j] = best;
+            weights[j] = e;
+        }
+    }
+    return sum;
+}
+
 // moe_route: one simdgroup chooses one row's experts. weights: the choices' in order, then the shared expert's.
 //   grid: (rows, 1, 1)
 //   const: E = experts
 //   bytes: logits = rows * (experts + 1) * 4
-//   used: encode_moe
+//   used: encode_expert_tiles
 template <uint E>
 KERNEL(moe_route, 1)(
     device const float*      logits  [[buffer(0)]],  // [rows, n]
@@ -31,37 +61,11 @@ KERNEL(moe_route, 1)(
     constant moe_route_args& args    [[buffer(4)]],
     GRID)
 {
-    // A lane's experts; a count that is known at compile time keeps them in registers.
-    constexpr uint OWN = ((E ? E : MAX_EXPERTS) + SIMD_WIDTH - 1) / SIMD_WIDTH;
-    const uint own = E ? OWN : (args.experts + SIMD_WIDTH - 1) / SIMD_WIDTH;
     inputs_ready();
     if (group.x >= step->rows) return;
     device const float* row = logits + group.x * args.n;
-    float v[OWN];
-    for (uint i = 0; i < own; i++) {
-        const uint e = i * SIMD_WIDTH + lane;
-        v[i] = e < args.experts ? row[e] : -INFINITY;
-    }
     device float* out = weights + group.x * (args.used + 1);
-    float most = 0, sum = 0;
-    for (uint j = 0; j < args.used; j++) {
-        float high = -INFINITY;
-        for (uint i = 0; i < own; i++) high = max(high, v[i]);
-        high = simd_max(high);
-        uint best = MAX_EXPERTS;
-        for (uint i = 0; i < own; i++)
-            if (v[i] == high) best = min(best, i * SIMD_WIDTH + lane);
-        best = min(simd_min(best), args.experts - 1);  // logits that are not numbers choose some expert
-        for (uint i = 0; i < own; i++)
-            if (i * SIMD_WIDTH + lane == best) v[i] = -INFINITY;
-        if (j == 0) most = high;
-        const float e = precise::exp(high - most);
-        sum += e;
-        if (lane == 0) {
-            ids[group.x * args.used + j] = best;
-            out[j] = e;
-        }
-    }
+    const float sum = choose_experts<E>(row, args.experts, args.used, ids + group.x * args.used, out, lane);
     if (lane == 0) {
         for (uint j = 0; j < args.used; j++) out[j] /= sum;
         out[args.used] = sigmoid(row[args.experts]);
@@ -180,6 +184,7 @@ KERNEL(moe_scatter, 8)(
 }
 
 struct expert_mv_args {
+    uint n;  // width of the router's logits
     uint hidden;
     uint inner;
     uint shared_inner;
@@ -187,27 +192,19 @@ struct expert_mv_args {
     uint used;
 };
 
-// Two quantised products of one vector at once, or one when PAIR is 1: rows `first` and `first + second`.
-template <uint PAIR, uint SPLIT>
-inline void expert_partials(device const act_t* x, device const uint4* w, device const bfloat* scales,
-                            device const bfloat* biases, uint k, uint first, uint second, threadgroup float* part,
-                            uint simds, uint lane, uint simd) {
-    for (uint p = 0; p < PAIR; p++)
-        mv_partials<4, SPLIT>(x, w, scales, biases, k, first + p * second, part + p * simds * MV_ROWS, lane, simd);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-}
-
-// expert_mv_gate_up: decode; one threadgroup makes mv_rows(K) values of one chosen expert, the shared one last.
+// expert_mv_gate_up: decode; one threadgroup makes mv_rows(K) values of one chosen expert, the shared one last. Each
+// chooses the experts for itself, the first one hands them on as moe_route does.
 //   grid: (larger(inner, shared_inner) / mv_rows(K), used + 1, 1)
-//   const: K = hidden
+//   const: K = hidden, E = experts
+//   bytes: logits = (experts + 1) * 4
 //   bytes: w = used * inner * hidden
 //   bytes: scales = used * inner * hidden / 16
 //   bytes: biases = used * inner * hidden / 16
 //   used: encode_expert_row
-template <uint K>
+template <uint K, uint E>
 KERNEL(expert_mv_gate_up, 8)(
     device const act_t*      x             [[buffer(0)]],   // [hidden]
-    device const uint*       ids           [[buffer(1)]],   // [used]
+    device const float*      logits        [[buffer(1)]],   // [n]
     device const uint4*      w             [[buffer(2)]],   // [experts, 2 * inner, hidden / 32]
     device const bfloat*     scales        [[buffer(3)]],   // [experts, 2 * inner, hidden / 64]
     device const bfloat*     biases        [[buffer(4)]],   // [experts, 2 * inner, hidden / 64]
@@ -215,18 +212,37 @@ KERNEL(expert_mv_gate_up, 8)(
     device const bfloat*     shared_scales [[buffer(6)]],   // [2 * shared_inner, hidden / 64]
     device const bfloat*     shared_biases [[buffer(7)]],   // [2 * shared_inner, hidden / 64]
     device act_t*            h             [[buffer(8)]],   // [used * inner + shared_inner]
-    constant expert_mv_args& args          [[buffer(9)]],
+    device uint*             ids           [[buffer(9)]],   // [used]
+    device float*            weights       [[buffer(10)]],  // [used + 1]
+    constant expert_mv_args& args          [[buffer(11)]],
     GRID)
 {
     constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K), SPLIT = mv_split(K);
     SHARED float part[2 * SIMDS * MV_ROWS];
-    inputs_ready();
-    const bool routed = group.y < args.used;
+    SHARED uint chosen[MAX_USED];
+    SHARED float share[MAX_USED];
+    const bool routed = group.y < args.used, hands_on = group.x == 0 && group.y == 0;
     const uint k = K ? K : args.hidden, inner = routed ? args.inner : args.shared_inner, first = group.x * ROWS;
+    inputs_ready();
     if (first >= inner) return;
-    const uint matrix = routed ? ids[group.y] * 2 * inner : 0;
-    expert_partials<2, SPLIT>(x, routed ? w : shared_w, routed ? scales : shared_scales,
-                              routed ? biases : shared_biases, k, matrix + first, inner, part, SIMDS, lane, simd);
+    if (routed && simd == 0) {
+        const uint count = hands_on ? args.used : group.y + 1;  // the choices after its own do not matter
+        const float sum = choose_experts<E>(logits, args.experts, count, chosen, share, lane);
+        if (hands_on && lane == 0) {
+            for (uint j = 0; j < args.used; j++) {
+                ids[j] = chosen[j];
+                weights[j] = share[j] / sum;
+            }
+            weights[args.used] = sigmoid(logits[args.experts]);
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint matrix = routed ? chosen[group.y] * 2 * inner : 0;
+    for (uint p = 0; p < 2; p++)
+        mv_partials<4, SPLIT>(x, routed ? w : shared_w, routed ? scales : shared_scales,
+                              routed ? biases : shared_biases, k, matrix + first + p * inner,
+                              part + p * SIMDS * MV_ROWS, lane, simd);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = tid; i < ROWS; i += SIMDS * SIMD_WIDTH) {
         const float gate = mv_row<SPLIT>(part, i), up = mv_row<SPLIT>(part + SIMDS * MV_ROWS, i);
         h[group.y * args.inner + first + i] = to_act(silu(gate) * up * (1.0f / float(SWIGLU_SHIFT)));
@@ -234,8 +250,11 @@ KERNEL(expert_mv_gate_up, 8)(
     outputs_follow();
 }
 
-// expert_mv_down: decode; one threadgroup makes mv_rows(K) values of one chosen expert's output, the shared one last.
-//   grid: (hidden / mv_rows(K), used + 1, 1)
+constant constexpr uint DOWN_SPLIT = SIMD_WIDTH == 1 ? 1 : 4;  // simdgroups that share one expert's rows
+
+// expert_mv_down: decode; one threadgroup makes MV_ROWS values of every chosen expert's output, and adds them to the
+// residual stream as moe_combine does.
+//   grid: (hidden / MV_ROWS, 1, 1)
 //   const: K = inner, KS = shared_inner
 //   bytes: w = used * inner * hidden / 2
 //   bytes: scales = used * inner * hidden / 32
@@ -245,26 +264,38 @@ template <uint K, uint KS>
 KERNEL(expert_mv_down, 8)(
     device const act_t*      h             [[buffer(0)]],   // [used * inner + shared_inner]
     device const uint*       ids           [[buffer(1)]],   // [used]
-    device const uint4*      w             [[buffer(2)]],   // [experts, hidden, inner / 32]
-    device const bfloat*     scales        [[buffer(3)]],   // [experts, hidden, inner / 64]
-    device const bfloat*     biases        [[buffer(4)]],   // [experts, hidden, inner / 64]
-    device const uint4*      shared_w      [[buffer(5)]],   // [hidden, shared_inner / 32]
-    device const bfloat*     shared_scales [[buffer(6)]],   // [hidden, shared_inner / 64]
-    device const bfloat*     shared_biases [[buffer(7)]],   // [hidden, shared_inner / 64]
-    device float*            y             [[buffer(8)]],   // [used + 1, hidden]
-    constant expert_mv_args& args          [[buffer(9)]],
+    device const float*      weights       [[buffer(2)]],   // [used + 1]
+    device const uint4*      w             [[buffer(3)]],   // [experts, hidden, inner / 32]
+    device const bfloat*     scales        [[buffer(4)]],   // [experts, hidden, inner / 64]
+    device const bfloat*     biases        [[buffer(5)]],   // [experts, hidden, inner / 64]
+    device const uint4*      shared_w      [[buffer(6)]],   // [hidden, shared_inner / 32]
+    device const bfloat*     shared_scales [[buffer(7)]],   // [hidden, shared_inner / 64]
+    device const bfloat*     shared_biases [[buffer(8)]],   // [hidden, shared_inner / 64]
+    device float*            x             [[buffer(9)]],   // [hidden]
+    constant expert_mv_args& args          [[buffer(10)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K), SPLIT = mv_split(K);
-    SHARED float part[SIMDS * MV_ROWS];
+    constexpr uint SIMDS = simdgroups(8);
+    SHARED float part[(MAX_USED + 1) * DOWN_SPLIT * MV_ROWS];
     inputs_ready();
-    const bool routed = group.y < args.used;
-    const uint k = routed ? (K ? K : args.inner) : (KS ? KS : args.shared_inner), first = group.x * ROWS;
-    const uint matrix = routed ? ids[group.y] * args.hidden : 0;
-    expert_partials<1, SPLIT>(h + group.y * args.inner, routed ? w : shared_w, routed ? scales : shared_scales,
-                              routed ? biases : shared_biases, k, matrix + first, 0, part, SIMDS, lane, simd);
-    for (uint i = tid; i < ROWS; i += SIMDS * SIMD_WIDTH)
-        y[group.y * args.hidden + first + i] = mv_row<SPLIT>(part, i) * float(SWIGLU_SHIFT);
+    const uint first = group.x * MV_ROWS;
+    for (uint p = simd; p < (args.used + 1) * DOWN_SPLIT; p += SIMDS) {
+        const uint e = p / DOWN_SPLIT;
+        const bool routed = e < args.used;
+        mv_part<4, DOWN_SPLIT>(h + e * args.inner, routed ? w : shared_w, routed ? scales : shared_scales,
+                               routed ? biases : shared_biases,
+                               routed ? (K ? K : args.inner) : (KS ? KS : args.shared_inner),
+                               (routed ? ids[e] * args.hidden : 0) + first, p % DOWN_SPLIT, part + p * MV_ROWS, lane);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = tid; i < MV_ROWS; i += SIMDS * SIMD_WIDTH) {
+        float sum = 0;
+        for (uint j = 0; j <= args.used; j++) {
+            const float y = mv_row<DOWN_SPLIT>(part + j * DOWN_SPLIT * MV_ROWS, i) * float(SWIGLU_SHIFT);
+            sum = fma(weights[j], y, sum);
+        }
+        x[first + i] += sum;
+    }
     outputs_follow();
 }
 
@@ -272,13 +303,12 @@ struct moe_combine_args {
     uint rows;
     uint used;
     uint hidden;
-    float shared_scale;  // SWIGLU_SHIFT where the shared output still lacks it, else 1
 };
 
 // moe_combine: one threadgroup adds COMBINE_COLUMNS columns of one row's expert outputs to the residual stream, in
-// order.
+// order. The shared expert's output still lacks SWIGLU_SHIFT.
 //   grid: ((hidden + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS, rows, 1)
-//   used: encode_moe
+//   used: encode_expert_tiles
 KERNEL(moe_combine, 2)(
     device const float*       routed  [[buffer(0)]],  // [rows, used, hidden]
     device const float*       shared  [[buffer(1)]],  // [rows, hidden]
@@ -296,7 +326,7 @@ KERNEL(moe_combine, 2)(
     for (uint d = first + tid; d < last; d += THREADS) {
         float sum = 0;
         for (uint j = 0; j < args.used; j++) sum = fma(p[j], routed[(row * args.used + j) * args.hidden + d], sum);
-        sum = fma(p[args.used], shared[row * args.hidden + d] * args.shared_scale, sum);
+        sum = fma(p[args.used], shared[row * args.hidden + d] * float(SWIGLU_SHIFT), sum);
         x[row * args.hidden + d] += sum;
     }
     outputs_follow();

@@ -5,7 +5,7 @@
 //
 // x is fp32, sums are fp32, y is act_t: it feeds a quantised product. w is the checkpoint's bf16 (already 1 + w for
 // rms_norm). Reference: transformers Qwen3_5MoeRMSNorm, Qwen3_5MoeRMSNormGated.
-#include "lily.h"
+#include "norm.h"
 
 struct rms_norm_args {
     uint rows;
@@ -13,17 +13,9 @@ struct rms_norm_args {
     float eps;
 };
 
-template <uint SIMDS>
-inline void normalise_row(device const float* x, device const bfloat* w, device act_t* y, uint dim, float eps,
-                          threadgroup float* part, uint tid, uint lane, uint simd) {
-    const float sum = group_sum<SIMDS>(lane_squares(x, dim, tid, SIMDS * SIMD_WIDTH), part, lane, simd);
-    const float scale = precise::rsqrt(sum / float(dim) + eps);
-    for (uint i = tid; i < dim; i += SIMDS * SIMD_WIDTH) y[i] = to_act(x[i] * scale * float(w[i]));
-}
-
 // rms_norm: one threadgroup normalises one row; each thread strides over dim.
 //   grid: (rows, 1, 1)
-//   used: encode_delta, encode_attention, encode_moe, encode_score
+//   used: encode_normed, encode_moe, encode_score
 KERNEL(rms_norm, 8)(
     device const float*     x    [[buffer(0)]],  // [rows, dim]
     device const bfloat*    w    [[buffer(1)]],  // [dim]
@@ -71,7 +63,7 @@ struct gated_rms_norm_args {
 // gated_rms_norm: one simdgroup normalises one delta head of one row and multiplies it by silu(z).
 //   grid: (value_heads, rows, 1)
 //   bytes: proj = rows * value_heads * DELTA_DIM * 4
-//   used: encode_delta
+//   used: encode_delta_rows
 KERNEL(gated_rms_norm, 1)(
     device const float*           x    [[buffer(0)]],  // [rows, value_heads, DELTA_DIM]
     device const float*           proj [[buffer(1)]],  // [rows, proj_dim]

@@ -21,7 +21,7 @@ constant constexpr uint LANE_K = 32;
 struct quant_x {
     float v[LANE_K];
     float sum;
-    void load(device const act_t* x, uint) thread {
+    template <class X> void load(X x, uint) thread {
         sum = 0;
         for (uint i = 0; i < LANE_K; i++) {
             v[i] = float(x[i]);
@@ -60,9 +60,9 @@ constexpr uint mv_rows(uint k) { return simdgroups(8) / mv_split(k) * MV_ROWS; }
 
 // acc[r] += this lane's share of row r. w, scales and biases point at the simdgroup's first row; part of SPLIT takes
 // its share of k.
-template <uint BITS, uint SPLIT>
-inline void mv_accumulate(thread quant_acc<BITS>* acc, device const act_t* x, device const uint4* w,
-                          device const bfloat* scales, device const bfloat* biases, uint k, uint lane, uint part) {
+template <uint BITS, uint SPLIT, class X>
+inline void mv_accumulate(thread quant_acc<BITS>* acc, X x, device const uint4* w, device const bfloat* scales,
+                          device const bfloat* biases, uint k, uint lane, uint part) {
     const uint row = lane / LANES_PER_ROW;
     const uint first = (part * LANES_PER_ROW + lane % LANES_PER_ROW) * LANE_K;
     for (uint at = first; at < k; at += SPLIT * LANES_PER_ROW * LANE_K) {
@@ -85,16 +85,24 @@ template <uint BITS> inline void mv_reduce(thread quant_acc<BITS>* acc, threadgr
     }
 }
 
-// The partial sums of a threadgroup's rows, from matrix row `row` on; after a barrier mv_row adds them up. part has
-// MV_ROWS places for each simdgroup.
-template <uint BITS, uint SPLIT>
-inline void mv_partials(device const act_t* x, device const uint4* w, device const bfloat* scales,
-                        device const bfloat* biases, uint k, uint row, threadgroup float* part, uint lane, uint simd) {
-    const uint first = row + simd / SPLIT * MV_ROWS, g = first * (k / QUANT_GROUP);
+// One simdgroup's sums of MV_ROWS rows, from matrix row `row` on, over its part of SPLIT of k.
+template <uint BITS, uint SPLIT, class X>
+inline void mv_part(X x, device const uint4* w, device const bfloat* scales, device const bfloat* biases, uint k,
+                    uint row, uint part, threadgroup float* out, uint lane) {
+    const uint g = row * (k / QUANT_GROUP);
     quant_acc<BITS> acc[ROWS_PER_LANE];
     for (uint r = 0; r < ROWS_PER_LANE; r++) acc[r].clear();
-    mv_accumulate<BITS, SPLIT>(acc, x, w + first * (k * BITS / 128), scales + g, biases + g, k, lane, simd % SPLIT);
-    mv_reduce<BITS>(acc, part + simd * MV_ROWS, lane);
+    mv_accumulate<BITS, SPLIT>(acc, x, w + row * (k * BITS / 128), scales + g, biases + g, k, lane, part);
+    mv_reduce<BITS>(acc, out, lane);
+}
+
+// The partial sums of a threadgroup's rows, from matrix row `row` on; after a barrier mv_row adds them up. part has
+// MV_ROWS places for each simdgroup.
+template <uint BITS, uint SPLIT, class X>
+inline void mv_partials(X x, device const uint4* w, device const bfloat* scales, device const bfloat* biases, uint k,
+                        uint row, threadgroup float* part, uint lane, uint simd) {
+    mv_part<BITS, SPLIT>(x, w, scales, biases, k, row + simd / SPLIT * MV_ROWS, simd % SPLIT, part + simd * MV_ROWS,
+                         lane);
 }
 
 // Row i of a threadgroup's product: the sum of its SPLIT partial sums.

@@ -1,10 +1,12 @@
 // quant_mv.metal -- quantised matrix times single rows (decode; the router at any number of rows).
 //
-//   qmv      y[r] = W x[r]           qmv_add  y[r] += W x[r]   (y is the residual stream)
+//   qmv       y[r] = W x[r]            qmv_add  y[r] += W x[r]   (y is the residual stream)
+//   norm_qmv  y = W h,  h = rms_norm(x)
 //
 // x is act_t, W is 4- or 8-bit with groups of 64, n is a multiple of 64, sums are fp32 and weights are never rounded
 // (quant.h). A few lanes share a weight row; the simdgroups of a threadgroup split k so that one wave keeps every load
 // in flight.
+#include "norm.h"
 #include "quant.h"
 
 struct qmv_args {
@@ -16,7 +18,7 @@ struct qmv_args {
 // qmv: one threadgroup makes mv_rows(K) values of one row.
 //   grid: (n / mv_rows(K), rows, 1)
 //   const: BITS <= 8, K = k
-//   used: encode_product, encode_moe
+//   used: encode_moe
 template <uint BITS, uint K>
 KERNEL(qmv, 8)(
     device const act_t*     x      [[buffer(0)]],  // [rows, k]
@@ -64,5 +66,42 @@ KERNEL(qmv_add, 8)(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     device float* out = y + group.y * args.n + group.x * ROWS;
     for (uint i = tid; i < ROWS; i += SIMDS * SIMD_WIDTH) out[i] += mv_row<mv_split(K)>(part, i);
+    outputs_follow();
+}
+
+struct norm_qmv_args {
+    uint n;
+    uint k;
+    float eps;
+};
+
+// norm_qmv: decode; rms_norm, then qmv. Every threadgroup normalises the row for itself, the first one hands it on.
+//   grid: (n / mv_rows(K), 1, 1)
+//   const: BITS <= 8, K = k
+//   used: encode_normed
+template <uint BITS, uint K>
+KERNEL(norm_qmv, 8)(
+    device const float*     x      [[buffer(0)]],  // [k]
+    device const bfloat*    norm   [[buffer(1)]],  // [k]
+    device const uint4*     w      [[buffer(2)]],  // [n, k * BITS / 128]
+    device const bfloat*    scales [[buffer(3)]],  // [n, k / 64]
+    device const bfloat*    biases [[buffer(4)]],  // [n, k / 64]
+    device act_t*           h      [[buffer(5)]],  // [k]
+    device float*           y      [[buffer(6)]],  // [n]
+    constant norm_qmv_args& args   [[buffer(7)]],
+    GRID)
+{
+    constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K);
+    SHARED act_t row[K ? K : MAX_HIDDEN];
+    SHARED float part[SIMDS * MV_ROWS];
+    const uint k = K ? K : args.k;
+    inputs_ready();
+    normalise_row<SIMDS>(x, norm, row, k, args.eps, part, tid, lane, simd);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (group.x == 0)
+        for (uint i = tid; i < k; i += SIMDS * SIMD_WIDTH) h[i] = row[i];
+    mv_partials<BITS, mv_split(K)>(row, w, scales, biases, k, group.x * ROWS, part, lane, simd);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = tid; i < ROWS; i += SIMDS * SIMD_WIDTH) y[group.x * ROWS + i] = mv_row<mv_split(K)>(part, i);
     outputs_follow();
 }

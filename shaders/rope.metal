@@ -5,7 +5,7 @@
 //
 // q is stored [kv_heads, rows, group, HEAD_DIM], so that all query heads that share a KV head are one matrix. Cache
 // rows are bf16 in pages of PAGE tokens. Reference: transformers Qwen3_5MoeAttention, apply_rotary_pos_emb.
-#include "lily.h"
+#include "rope.h"
 
 struct rope_write_args {
     uint rows;
@@ -18,15 +18,13 @@ struct rope_write_args {
     float eps;
 };
 
-constant constexpr float QUERY_SCALE = 0.0625f;  // HEAD_DIM^-0.5
-
 // rope_write: one simdgroup makes one head of one row: query heads, then key heads, then value heads.
 //   grid: (heads + 2 * kv_heads, rows, 1)
 //   bytes: proj = rows * (heads + 2 * kv_heads) * HEAD_DIM * 4
 //   bytes: k_cache = rows * kv_heads * HEAD_DIM * 2
 //   bytes: v_cache = rows * kv_heads * HEAD_DIM * 2
 //   bytes: page_table = rows * 4
-//   used: encode_attention
+//   used: encode_attention_rows
 KERNEL(rope_write, 1)(
     device const float*       proj       [[buffer(0)]],  // [rows, proj_dim]
     device const bfloat*      q_norm     [[buffer(1)]],  // [HEAD_DIM]
@@ -40,7 +38,7 @@ KERNEL(rope_write, 1)(
     constant rope_write_args& args       [[buffer(9)]],
     GRID)
 {
-    constexpr uint DIMS = HEAD_DIM / SIMD_WIDTH, HALF = ROTARY_DIM / 2;
+    SHARED float turn[ROTARY_DIM];
     inputs_ready();
     const uint row = group.y, head = group.x;
     if (row >= step->rows) return;
@@ -57,24 +55,17 @@ KERNEL(rope_write, 1)(
     device const float* x =
         query ? proj + row * args.proj_dim + head * 2 * HEAD_DIM : keys + (head - args.heads) * HEAD_DIM;
     device const bfloat* w = query ? q_norm : k_norm;
-    const float squares = simd_sum(lane_squares(x, HEAD_DIM, lane, SIMD_WIDTH));
-    const float scale = precise::rsqrt(squares / float(HEAD_DIM) + args.eps);
-    float v[DIMS];
-    for (uint j = 0; j < DIMS; j++) v[j] = x[j * SIMD_WIDTH + lane] * scale * float(w[j * SIMD_WIDTH + lane]);
-    for (uint j = 0; j < HALF / SIMD_WIDTH; j++) {
-        const float angle = float(position) * inv_freq[j * SIMD_WIDTH + lane];
-        const float c = precise::cos(angle), s = precise::sin(angle);
-        const float a = v[j], b = v[j + HALF / SIMD_WIDTH];
-        v[j] = a * c - b * s;
-        v[j + HALF / SIMD_WIDTH] = b * c + a * s;
-    }
+    make_turn(turn, inv_freq, position, tid, SIMD_WIDTH);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float v[HEAD_PARTS];
+    make_head(v, x, w, turn, args.eps, lane);
     if (query) {
         const uint shared = args.heads / args.kv_heads;  // query heads of a KV head
         device act_t* out = q + ((head / shared * args.rows + row) * shared + head % shared) * HEAD_DIM;
-        for (uint j = 0; j < DIMS; j++) out[j * SIMD_WIDTH + lane] = to_act(v[j] * QUERY_SCALE);
+        for (uint j = 0; j < HEAD_PARTS; j++) out[j * SIMD_WIDTH + lane] = to_act(v[j] * QUERY_SCALE);
     } else {
         device bfloat* out = k_cache + (at + head - args.heads) * HEAD_DIM;
-        for (uint j = 0; j < DIMS; j++) out[j * SIMD_WIDTH + lane] = bfloat(v[j]);
+        for (uint j = 0; j < HEAD_PARTS; j++) out[j * SIMD_WIDTH + lane] = bfloat(v[j]);
     }
     outputs_follow();
 }

@@ -31,7 +31,9 @@ constant constexpr uint CHANNELS = 64;      // channels that one elementwise thr
 constant constexpr uint COMBINE_COLUMNS = 256;  // columns that one combining threadgroup makes
 
 // Limits of local arrays.
+constant constexpr uint MAX_HIDDEN = 8192;
 constant constexpr uint MAX_EXPERTS = 512;
+constant constexpr uint MAX_USED = 32;      // experts of a token
 constant constexpr uint MAX_GROUP = 8;      // query heads of a KV head
 constant constexpr uint MAX_BIAS = 1024;    // logit_bias entries
 

@@ -21,7 +21,7 @@ from doctor_golden import extract
 from lily import DeviceError, Engine, LilyError, _native
 from lily.checkpoint import open_checkpoint
 from lily.cli import main
-from lily.doctor import golden, passes, reference
+from lily.doctor import golden, passes, references
 from lily.doctor.checks import Check, attempt
 from lily.doctor.golden import GOLDEN, compare_texts, decoded, golden_texts, prefilled
 from lily.doctor.kernels import check_kernel
@@ -238,15 +238,15 @@ def test_a_wrong_kernel_fails(monkeypatch: pytest.MonkeyPatch, device: str, name
     assert right.nmse < 1e-5
 
     def wrong(s: Any, a: Any, c: Any) -> dict[str, Out]:
-        outs = reference.REFERENCES[f"right {name}"](s, a, c)
+        outs = references.REFERENCES[f"right {name}"](s, a, c)
         slot, out = next((slot, out) for slot, out in outs.items() if np.isfinite(out.value).any())
         value = out.value.copy()
         at = np.flatnonzero(np.isfinite(value))[-1]
         value.flat[at] += 0.02 * (1 + abs(value.flat[at])) if np.any(out.scale) else 1
         return {**outs, slot: out._replace(value=value)}
 
-    monkeypatch.setitem(reference.REFERENCES, f"right {name}", reference.REFERENCES[name])
-    monkeypatch.setitem(reference.REFERENCES, name, wrong)
+    monkeypatch.setitem(references.REFERENCES, f"right {name}", references.REFERENCES[name])
+    monkeypatch.setitem(references.REFERENCES, name, wrong)
     result = one_kernel(device, name)
     assert not result.ok
     assert result.allowed > 1
@@ -261,7 +261,7 @@ def test_a_failure_is_shown_and_the_rest_goes_on(
     def broken(s: Any, a: Any, c: Any) -> dict[str, Out]:
         raise ZeroDivisionError("first line\nsecond line")
 
-    monkeypatch.setitem(reference.REFERENCES, "moe_scan", broken)
+    monkeypatch.setitem(references.REFERENCES, "moe_scan", broken)
     status, out, _ = doctor("--kernel", "moe_histogram", "moe_scan", "moe_scatter")
     assert status == 1
     lines = out.splitlines()

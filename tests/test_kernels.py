@@ -13,7 +13,7 @@ from lily import _native
 from lily.doctor import reference, reference_head, reference_math
 from lily.doctor.cases import GENERATORS, Case, cases
 from lily.doctor.kernels import CONSTANTS, KERNELS, compare, memory_of, run, same_bits
-from lily.doctor.reference import REFERENCES
+from lily.doctor.references import REFERENCES
 from lily.doctor.slots import Array, words_per_element
 from lily.errors import LilyError
 

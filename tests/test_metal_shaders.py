@@ -153,10 +153,10 @@ MISTAKES = {
     "write to an input": Mistake(
         "norm",
         "norm.metal",
-        "device const bfloat* w, device act_t* y",
-        "device const bfloat* w, device const act_t* y",
+        "device act_t*                 y    [[buffer(4)]],  // [rows, value_heads, DELTA_DIM]",
+        "device const act_t*           y    [[buffer(4)]],  // [rows, value_heads, DELTA_DIM]",
         "assign",
-        at="y[i] = to_act(x[i] * scale * float(w[i]));",
+        at="y[at + i] = to_act(x[at + i] * scale * float(w[i]) * silu(z[i]));",
     ),
     "const lost": Mistake(
         "conv",
@@ -175,13 +175,11 @@ MISTAKES = {
     "function that Metal lacks": Mistake(
         "norm", "lily.h", "/ (1.0f + precise::exp(-v)); }\n\n", "/ (1.0f + expf(-v)); }\n\n", "expf"
     ),
-    "double literal": Mistake(
-        "rope", "rope.metal", "QUERY_SCALE = 0.0625f", "QUERY_SCALE = 0.0625", "double"
-    ),
+    "double literal": Mistake("rope", "rope.h", "QUERY_SCALE = 0.0625f", "QUERY_SCALE = 0.0625", "double"),
     "double": Mistake("conv", "conv.metal", "float sum = 0;", "double sum = 0;", "double"),
     "float to bfloat": Mistake("rope", "rope.metal", "= bfloat(v[j])", "= v[j]", "no viable"),
     "bfloat in arithmetic": Mistake(
-        "norm", "norm.metal", "scale * float(w[i]));", "scale * w[i]);", "invalid operands"
+        "norm", "norm.metal", "scale * float(w[i]) *", "scale * w[i] *", "invalid operands"
     ),
     "vector of three": Mistake(
         "sample", "sample.metal", "uint4(counter, 0, 0, 0)", "uint4(counter, 0, 0)", "a vector is made of"

@@ -175,6 +175,29 @@ LILY_INLINE float lane_dot(const float* a, const float* b) {
     }
 }
 
+#define LILY_TUNED_LARGEST
+inline float lane_largest(const float* v, uint n) {
+    f8 high = splat8(-kInfinity);
+    uint i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const f8 x = load8(v + i);
+        high = high < x ? x : high;  // a NaN is never larger
+    }
+    float most = -kInfinity;
+    for (; i < n; ++i) most = max(most, v[i]);
+    for (uint j = 0; j < 8; ++j) most = max(most, high[j]);
+    return most;
+}
+inline uint lane_find(const float* v, uint n, float wanted) {
+    uint i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const i8 same = load8(v + i) == splat8(wanted);
+        if (((same[0] | same[1]) | (same[2] | same[3])) | ((same[4] | same[5]) | (same[6] | same[7]))) break;
+    }
+    while (i < n && v[i] != wanted) ++i;
+    return i;
+}
+
 #define LILY_TUNED_SQUARES
 inline float lane_squares(const float* x, uint n, uint, uint) {
     f8 sum[4] = {};
@@ -186,11 +209,19 @@ inline float lane_squares(const float* x, uint n, uint, uint) {
     return sum8((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest;
 }
 
+#define LILY_TUNED_SCALED
+inline void store_scaled(act_t* y, const float* x, const bfloat* w, float scale, uint n, uint, uint) {
+    for (uint i = 0; i < n; i += 8) {  // sizes are multiples of 64
+        const h8 rounded = narrow_act8(load8(x + i) * splat8(scale) * load_bfloat8(w + i));
+        __builtin_memcpy(y + i, &rounded, sizeof rounded);
+    }
+}
+
 // ---- quantised rows times one vector
 
 #define LILY_TUNED_QUANT
 constexpr uint LANES_PER_ROW = 1;
-constexpr uint ROWS_PER_LANE = 32;  // enough to forget the cost of preparing x
+constexpr uint ROWS_PER_LANE = 64;  // enough to forget the cost of preparing x; every matrix has so many rows
 constexpr uint LANE_K = 4096;
 
 // Element j of v[g][i] is x[64 g + 8 j + i] / 16^i (i < 7): word j of a group of 4-bit weights, masked to

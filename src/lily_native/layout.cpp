@@ -165,9 +165,10 @@ void check_config(const Config& c) {
                 " key heads: 1 to 8 query heads per key head are supported");
     require(c.delta_value_heads % c.delta_key_heads == 0,
             "the number of linear value heads must be a multiple of the key heads");
-    require(c.experts <= MAX_EXPERTS && c.experts_used <= c.experts,
+    require(c.hidden <= MAX_HIDDEN, "a hidden size above 8,192 is not supported");
+    require(c.experts <= MAX_EXPERTS && c.experts_used <= c.experts && c.experts_used <= MAX_USED,
             std::to_string(c.experts) + " experts, " + std::to_string(c.experts_used) +
-                " used per token: at most 512 experts are supported");
+                " used per token: at most 512 experts, 32 of them used, are supported");
     require(std::isfinite(c.rms_eps) && c.rms_eps > 0 && std::isfinite(c.rope_theta) && c.rope_theta > 1,
             "rms_norm_eps must be positive and rope_theta above 1");
 }
@@ -236,7 +237,7 @@ void layout_activations(State& s, const Config& c, const Capacity& cap, Carver& 
     s.pairs = at.take<uint32_t>(pairs);
     s.expert_h = at.take<act_t>(std::max(pairs * c.inner, uint64_t{c.experts_used} * c.inner + c.shared_inner));
     s.shared_h = at.take<act_t>(rows * c.shared_inner);
-    s.expert_y = at.take<float>(std::max<uint64_t>(pairs, c.experts_used + 1) * c.hidden);
+    s.expert_y = at.take<float>(pairs * c.hidden);
     s.shared_y = at.take<float>(rows * c.hidden);
     s.stats = at.take<float>(vocab_blocks * 2);
     s.indices = at.take<uint32_t>(vocab_blocks);

@@ -13,16 +13,26 @@ namespace {
 // One launch is one statement of a few lines here; a field a line would hide the math.
 // clang-format off
 
-// y = W x, for the rows of a pass.
+// y = W x, for many rows.
 void encode_product(Recorder& run, const Model& m, const Pass& pass, Slot<const act_t> x, const Quant& w,
                     Slot<float> y) {
-    if (pass.decode)
-        run(k::qmv{.x = x, .step = m.state.step, .w = w.w, .scales = w.scales, .biases = w.biases, .y = y,
-                   .args = {.rows = 1, .n = w.n, .k = w.k}, .consts = {.BITS = w.bits}});
-    else
-        run(k::qmm{.x = x, .step = m.state.step, .w = w.w, .scales = w.scales, .biases = w.biases, .y = y,
-                   .args = {.rows = pass.rows, .n = w.n, .k = w.k, .first = 0},
-                   .consts = {.BITS = w.bits, .BM = m.capacity.tile}});
+    run(k::qmm{.x = x, .step = m.state.step, .w = w.w, .scales = w.scales, .biases = w.biases, .y = y,
+               .args = {.rows = pass.rows, .n = w.n, .k = w.k, .first = 0},
+               .consts = {.BITS = w.bits, .BM = m.capacity.tile}});
+}
+
+// h = rms_norm(x), y = W h, for the rows of a pass. x is the residual stream.
+void encode_normed(Recorder& run, const Model& m, const Pass& pass, Slot<const bfloat> norm, const Quant& w,
+                   Slot<float> y) {
+    const State& s = m.state;
+    if (pass.decode) {
+        run(k::norm_qmv{.x = s.x, .norm = norm, .w = w.w, .scales = w.scales, .biases = w.biases, .h = s.h, .y = y,
+                        .args = {.n = w.n, .k = w.k, .eps = m.config.rms_eps}, .consts = {.BITS = w.bits}});
+    } else {
+        run(k::rms_norm{.x = s.x, .w = norm, .step = s.step, .y = s.h,
+                        .args = {.rows = pass.rows, .dim = w.k, .eps = m.config.rms_eps}});
+        encode_product(run, m, pass, s.h, w, y);
+    }
 }
 
 // y += W x, for the rows of a pass.
@@ -45,75 +55,102 @@ void encode_embed(Recorder& run, const Model& m, const Pass& pass) {
                         .args = {.rows = pass.rows, .hidden = w.k, .vocab = w.n}});
 }
 
+// What the delta rule carries over from token to token, and its output, for many rows.
+void encode_delta_rows(Recorder& run, const Model& m, const Pass& pass, uint32_t layer) {
+    const Config& c = m.config;
+    const State& s = m.state;
+    const DeltaWeights& w = m.weights.layers[layer].delta;
+    const LayerState& carried = s.layers[layer];
+    const uint32_t rows = pass.rows, sessions = m.capacity.sessions;
+    run(k::conv_silu{.proj = s.proj, .w = w.conv, .step = s.step, .state = carried.conv, .y = s.qkv,
+                     .args = {.rows = rows, .sessions = sessions, .channels = c.channels(), .proj_dim = w.in.n}});
+    run(k::delta_prepare{.proj = s.proj, .a_log = w.a_log, .dt_bias = w.dt_bias, .step = s.step, .qkv = s.qkv,
+                         .gates = s.gates,
+                         .args = {.rows = rows, .key_heads = c.delta_key_heads, .value_heads = c.delta_value_heads,
+                                  .proj_dim = w.in.n, .a = c.delta_a()}});
+    run(k::delta_scan{.qkv = s.qkv, .gates = s.gates, .step = s.step, .state = carried.delta, .y = s.mixed,
+                      .args = {.rows = rows, .sessions = sessions, .key_heads = c.delta_key_heads,
+                               .value_heads = c.delta_value_heads}});
+    run(k::gated_rms_norm{.x = s.mixed, .proj = s.proj, .w = w.norm, .step = s.step, .y = s.mixer,
+                          .args = {.rows = rows, .value_heads = c.delta_value_heads, .proj_dim = w.in.n,
+                                   .gate = c.channels(), .eps = c.rms_eps}});
+}
+
 // x += delta rule mixer of x.
 void encode_delta(Recorder& run, const Model& m, const Pass& pass, uint32_t layer) {
     const Config& c = m.config;
     const State& s = m.state;
     const LayerWeights& w = m.weights.layers[layer];
-    const LayerState& carried = s.layers[layer];
-    const uint32_t rows = pass.rows, width = w.delta.in.n, sessions = m.capacity.sessions;
-    const uint32_t z = c.channels(), a = z + c.delta_value_heads * DELTA_DIM;
     run.scope("delta", static_cast<int>(layer));
-    run(k::rms_norm{.x = s.x, .w = w.norm_in, .step = s.step, .y = s.h,
-                    .args = {.rows = rows, .dim = c.hidden, .eps = c.rms_eps}});
-    encode_product(run, m, pass, s.h, w.delta.in, s.proj);
-    run(k::conv_silu{.proj = s.proj, .w = w.delta.conv, .step = s.step, .state = carried.conv, .y = s.qkv,
-                     .args = {.rows = rows, .sessions = sessions, .channels = c.channels(), .proj_dim = width}});
-    run(k::delta_prepare{.proj = s.proj, .a_log = w.delta.a_log, .dt_bias = w.delta.dt_bias, .step = s.step,
-                         .qkv = s.qkv, .gates = s.gates,
-                         .args = {.rows = rows, .key_heads = c.delta_key_heads, .value_heads = c.delta_value_heads,
-                                  .proj_dim = width, .a = a}});
+    encode_normed(run, m, pass, w.norm_in, w.delta.in, s.proj);
     if (pass.decode)
-        run(k::delta_step{.qkv = s.qkv, .gates = s.gates, .step = s.step, .state = carried.delta, .y = s.mixed,
-                          .args = {.rows = 1, .sessions = sessions, .key_heads = c.delta_key_heads,
-                                   .value_heads = c.delta_value_heads}});
+        run(k::delta_mix{.proj = s.proj, .conv_w = w.delta.conv, .a_log = w.delta.a_log, .dt_bias = w.delta.dt_bias,
+                         .norm = w.delta.norm, .step = s.step, .conv = s.layers[layer].conv,
+                         .state = s.layers[layer].delta, .y = s.mixer,
+                         .args = {.sessions = m.capacity.sessions, .key_heads = c.delta_key_heads,
+                                  .value_heads = c.delta_value_heads, .channels = c.channels(),
+                                  .proj_dim = w.delta.in.n, .z = c.channels(), .a = c.delta_a(), .eps = c.rms_eps}});
     else
-        run(k::delta_scan{.qkv = s.qkv, .gates = s.gates, .step = s.step, .state = carried.delta, .y = s.mixed,
-                          .args = {.rows = rows, .sessions = sessions, .key_heads = c.delta_key_heads,
-                                   .value_heads = c.delta_value_heads}});
-    run(k::gated_rms_norm{.x = s.mixed, .proj = s.proj, .w = w.delta.norm, .step = s.step, .y = s.mixer,
-                          .args = {.rows = rows, .value_heads = c.delta_value_heads, .proj_dim = width, .gate = z,
-                                   .eps = c.rms_eps}});
+        encode_delta_rows(run, m, pass, layer);
     encode_product_add(run, m, pass, s.mixer, w.delta.out, s.x);
+}
+
+// Attention of many rows.
+void encode_attention_rows(Recorder& run, const Model& m, const Pass& pass, uint32_t layer) {
+    const Config& c = m.config;
+    const State& s = m.state;
+    const AttentionWeights& w = m.weights.layers[layer].attention;
+    const LayerState& carried = s.layers[layer];
+    const uint32_t rows = pass.rows, width = w.in.n, sessions = m.capacity.sessions;
+    const uint32_t pages = m.capacity.pages(), session_pages = m.capacity.session_pages();
+    run(k::rope_write{.proj = s.proj, .q_norm = w.q_norm, .k_norm = w.k_norm, .inv_freq = m.weights.inv_freq,
+                      .page_table = s.page_table, .step = s.step, .q = s.q, .k_cache = carried.k_cache,
+                      .v_cache = carried.v_cache,
+                      .args = {.rows = rows, .sessions = sessions, .heads = c.heads, .kv_heads = c.kv_heads,
+                               .proj_dim = width, .pages = pages, .session_pages = session_pages, .eps = c.rms_eps}});
+    run(k::attention_tile{.q = s.q, .proj = s.proj, .k_cache = carried.k_cache, .v_cache = carried.v_cache,
+                          .page_table = s.page_table, .step = s.step, .y = s.mixer,
+                          .args = {.rows = rows, .sessions = sessions, .kv_heads = c.kv_heads, .proj_dim = width,
+                                   .pages = pages, .session_pages = session_pages},
+                          .consts = {.GROUP = c.group(), .BM = 32}});
+}
+
+// Attention of one row, in one block or several.
+void encode_attention_row(Recorder& run, const Model& m, const Pass& pass, uint32_t layer) {
+    const Config& c = m.config;
+    const State& s = m.state;
+    const AttentionWeights& w = m.weights.layers[layer].attention;
+    const LayerState& carried = s.layers[layer];
+    const k::attention_args args{.sessions = m.capacity.sessions, .kv_heads = c.kv_heads, .proj_dim = w.in.n,
+                                 .pages = m.capacity.pages(), .session_pages = m.capacity.session_pages(),
+                                 .blocks = pass.blocks, .eps = c.rms_eps};
+    if (pass.blocks == 1) {
+        run(k::attention_decode{.proj = s.proj, .q_norm = w.q_norm, .k_norm = w.k_norm,
+                                .inv_freq = m.weights.inv_freq, .page_table = s.page_table, .step = s.step,
+                                .k_cache = carried.k_cache, .v_cache = carried.v_cache, .y = s.mixer, .args = args,
+                                .consts = {.GROUP = c.group()}});
+    } else {
+        run(k::attention_blocks{.proj = s.proj, .q_norm = w.q_norm, .k_norm = w.k_norm,
+                                .inv_freq = m.weights.inv_freq, .page_table = s.page_table, .step = s.step,
+                                .k_cache = carried.k_cache, .v_cache = carried.v_cache, .sums = s.block_sums,
+                                .stats = s.block_stats, .args = args, .consts = {.GROUP = c.group()}});
+        run(k::attention_merge{.sums = s.block_sums, .stats = s.block_stats, .proj = s.proj, .step = s.step,
+                               .y = s.mixer,
+                               .args = {.kv_heads = c.kv_heads, .proj_dim = w.in.n, .blocks = pass.blocks},
+                               .consts = {.GROUP = c.group()}});
+    }
 }
 
 // x += gated attention of x.
 void encode_attention(Recorder& run, const Model& m, const Pass& pass, uint32_t layer) {
-    const Config& c = m.config;
-    const State& s = m.state;
     const LayerWeights& w = m.weights.layers[layer];
-    const LayerState& carried = s.layers[layer];
-    const uint32_t rows = pass.rows, width = w.attention.in.n, pages = m.capacity.pages();
-    const k::attention_args args{.sessions = m.capacity.sessions, .kv_heads = c.kv_heads, .proj_dim = width,
-                                 .pages = pages, .session_pages = m.capacity.session_pages(), .blocks = pass.blocks};
     run.scope("attention", static_cast<int>(layer));
-    run(k::rms_norm{.x = s.x, .w = w.norm_in, .step = s.step, .y = s.h,
-                    .args = {.rows = rows, .dim = c.hidden, .eps = c.rms_eps}});
-    encode_product(run, m, pass, s.h, w.attention.in, s.proj);
-    run(k::rope_write{.proj = s.proj, .q_norm = w.attention.q_norm, .k_norm = w.attention.k_norm,
-                      .inv_freq = m.weights.inv_freq, .page_table = s.page_table, .step = s.step, .q = s.q,
-                      .k_cache = carried.k_cache, .v_cache = carried.v_cache,
-                      .args = {.rows = rows, .sessions = args.sessions, .heads = c.heads, .kv_heads = c.kv_heads,
-                               .proj_dim = width, .pages = pages, .session_pages = args.session_pages,
-                               .eps = c.rms_eps}});
-    if (!pass.decode) {
-        run(k::attention_tile{.q = s.q, .proj = s.proj, .k_cache = carried.k_cache, .v_cache = carried.v_cache,
-                              .page_table = s.page_table, .step = s.step, .y = s.mixer,
-                              .args = {.rows = rows, .sessions = args.sessions, .kv_heads = c.kv_heads,
-                                       .proj_dim = width, .pages = pages, .session_pages = args.session_pages},
-                              .consts = {.GROUP = c.group(), .BM = 32}});
-    } else if (pass.blocks == 1) {
-        run(k::attention_decode{.q = s.q, .proj = s.proj, .k_cache = carried.k_cache, .v_cache = carried.v_cache,
-                                .page_table = s.page_table, .step = s.step, .y = s.mixer, .args = args,
-                                .consts = {.GROUP = c.group()}});
-    } else {
-        run(k::attention_blocks{.q = s.q, .k_cache = carried.k_cache, .v_cache = carried.v_cache,
-                                .page_table = s.page_table, .step = s.step, .sums = s.block_sums,
-                                .stats = s.block_stats, .args = args, .consts = {.GROUP = c.group()}});
-        run(k::attention_merge{.sums = s.block_sums, .stats = s.block_stats, .proj = s.proj, .step = s.step,
-                               .y = s.mixer, .args = args, .consts = {.GROUP = c.group()}});
-    }
-    encode_product_add(run, m, pass, s.mixer, w.attention.out, s.x);
+    encode_normed(run, m, pass, w.norm_in, w.attention.in, m.state.proj);
+    if (pass.decode)
+        encode_attention_row(run, m, pass, layer);
+    else
+        encode_attention_rows(run, m, pass, layer);
+    encode_product_add(run, m, pass, m.state.mixer, w.attention.out, m.state.x);
 }
 
 // The chosen experts and the shared one, for many rows: pairs of (row, choice) ordered by expert, then tiles.
@@ -121,6 +158,8 @@ void encode_expert_tiles(Recorder& run, const Model& m, const Pass& pass, const 
     const Config& c = m.config;
     const State& s = m.state;
     const uint32_t rows = pass.rows, tile = m.capacity.tile;
+    run(k::moe_route{.logits = s.route, .step = s.step, .ids = s.expert_ids, .weights = s.expert_weights,
+                     .args = {.rows = rows, .n = w.router.n, .experts = c.experts, .used = c.experts_used}});
     const k::moe_order_args order{.rows = rows, .used = c.experts_used, .experts = c.experts, .tile = tile};
     run(k::moe_histogram{.ids = s.expert_ids, .step = s.step, .counts = s.expert_counts, .args = order});
     run(k::moe_scan{.counts = s.expert_counts, .step = s.step, .places = s.expert_places, .tiles = s.expert_tiles,
@@ -142,47 +181,43 @@ void encode_expert_tiles(Recorder& run, const Model& m, const Pass& pass, const 
                       .args = {.rows = rows, .n = c.shared_inner, .k = c.hidden, .first = 0},
                       .consts = {.BITS = 4, .BM = tile}});
     encode_product(run, m, pass, s.shared_h, w.shared_down, s.shared_y);
+    run(k::moe_combine{.routed = s.expert_y, .shared = s.shared_y, .weights = s.expert_weights, .step = s.step,
+                       .x = s.x, .args = {.rows = rows, .used = c.experts_used, .hidden = c.hidden}});
 }
 
 // The chosen experts and the shared one, for one row.
 void encode_expert_row(Recorder& run, const Model& m, const MoeWeights& w) {
     const Config& c = m.config;
     const State& s = m.state;
-    const k::expert_mv_args args{.hidden = c.hidden, .inner = c.inner, .shared_inner = c.shared_inner,
-                                 .experts = c.experts, .used = c.experts_used};
-    run(k::expert_mv_gate_up{.x = s.h, .ids = s.expert_ids, .w = w.gate_up.w, .scales = w.gate_up.scales,
+    const k::expert_mv_args args{.n = w.router.n, .hidden = c.hidden, .inner = c.inner,
+                                 .shared_inner = c.shared_inner, .experts = c.experts, .used = c.experts_used};
+    run(k::expert_mv_gate_up{.x = s.h, .logits = s.route, .w = w.gate_up.w, .scales = w.gate_up.scales,
                              .biases = w.gate_up.biases, .shared_w = w.shared_gate_up.w,
                              .shared_scales = w.shared_gate_up.scales, .shared_biases = w.shared_gate_up.biases,
-                             .h = s.expert_h, .args = args});
-    run(k::expert_mv_down{.h = s.expert_h, .ids = s.expert_ids, .w = w.down.w, .scales = w.down.scales,
-                          .biases = w.down.biases, .shared_w = w.shared_down.w, .shared_scales = w.shared_down.scales,
-                          .shared_biases = w.shared_down.biases, .y = s.expert_y, .args = args});
+                             .h = s.expert_h, .ids = s.expert_ids, .weights = s.expert_weights, .args = args});
+    run(k::expert_mv_down{.h = s.expert_h, .ids = s.expert_ids, .weights = s.expert_weights, .w = w.down.w,
+                          .scales = w.down.scales, .biases = w.down.biases, .shared_w = w.shared_down.w,
+                          .shared_scales = w.shared_down.scales, .shared_biases = w.shared_down.biases, .x = s.x,
+                          .args = args});
 }
 
 // x += mixture of experts of x. The router's product is the unrounded one at any number of rows: rounding its weights
 // changes which experts are chosen (docs/PERF_LOG.md has the measurement).
 void encode_moe(Recorder& run, const Model& m, const Pass& pass, uint32_t layer) {
-    const Config& c = m.config;
     const State& s = m.state;
     const LayerWeights& w = m.weights.layers[layer];
     const Quant& router = w.moe.router;
-    const uint32_t rows = pass.rows;
     run.scope("moe", static_cast<int>(layer));
-    run(k::rms_norm{.x = s.x, .w = w.norm_post, .step = s.step, .y = s.h,
-                    .args = {.rows = rows, .dim = c.hidden, .eps = c.rms_eps}});
-    run(k::qmv{.x = s.h, .step = s.step, .w = router.w, .scales = router.scales, .biases = router.biases, .y = s.route,
-               .args = {.rows = rows, .n = router.n, .k = router.k}, .consts = {.BITS = router.bits}});
-    run(k::moe_route{.logits = s.route, .step = s.step, .ids = s.expert_ids, .weights = s.expert_weights,
-                     .args = {.rows = rows, .n = router.n, .experts = c.experts, .used = c.experts_used}});
-    if (pass.decode)
+    if (pass.decode) {
+        encode_normed(run, m, pass, w.norm_post, router, s.route);
         encode_expert_row(run, m, w.moe);
-    else
-        encode_expert_tiles(run, m, pass, w.moe);
-    const Slot<float> shared =
-        pass.decode ? s.expert_y.slice(uint64_t{c.experts_used} * c.hidden, c.hidden) : s.shared_y;
-    run(k::moe_combine{.routed = s.expert_y, .shared = shared, .weights = s.expert_weights, .step = s.step, .x = s.x,
-                       .args = {.rows = rows, .used = c.experts_used, .hidden = c.hidden,
-                                .shared_scale = pass.decode ? 1.0f : static_cast<float>(SWIGLU_SHIFT)}});
+        return;
+    }
+    run(k::rms_norm{.x = s.x, .w = w.norm_post, .step = s.step, .y = s.h,
+                    .args = {.rows = pass.rows, .dim = router.k, .eps = m.config.rms_eps}});
+    run(k::qmv{.x = s.h, .step = s.step, .w = router.w, .scales = router.scales, .biases = router.biases, .y = s.route,
+               .args = {.rows = pass.rows, .n = router.n, .k = router.k}, .consts = {.BITS = router.bits}});
+    encode_expert_tiles(run, m, pass, w.moe);
 }
 
 void encode_layers(Recorder& run, const Model& m, const Pass& pass) {

@@ -29,6 +29,7 @@ struct Config {
     bool is_attention(uint32_t layer) const { return (layer + 1) % attention_interval == 0; }
     uint32_t group() const { return heads / kv_heads; }
     uint32_t channels() const { return (2 * delta_key_heads + delta_value_heads) * DELTA_DIM; }
+    uint32_t delta_a() const { return channels() + delta_value_heads * DELTA_DIM; }  // column of the delta projection
     // Widths of the fused projections, padded to whole tiles: q|k|v|z|a|b, q and gate|k|v, experts|shared gate.
     uint32_t delta_width() const;
     uint32_t attention_width() const { return (2 * heads + 2 * kv_heads) * HEAD_DIM; }
@@ -183,7 +184,7 @@ struct State {
     Slot<uint32_t> pairs;           // [chunk * used]
     Slot<act_t> expert_h;           // [chunk * used, inner], or decode: [used * inner + shared_inner]
     Slot<act_t> shared_h;           // [chunk, shared_inner]
-    Slot<float> expert_y;           // [chunk, used, hidden], or decode: [used + 1, hidden]
+    Slot<float> expert_y;           // [chunk, used, hidden]
     Slot<float> shared_y;           // [chunk, hidden]
     Slot<float> stats;              // [vocab blocks, 2] of the raw logits
     Slot<uint32_t> indices;         // [vocab blocks]

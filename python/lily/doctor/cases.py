@@ -15,13 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from lily.doctor.cases_head import HEAD_INPUTS
-from lily.doctor.inputs import NO_TOKEN, Dims, Made, Numbers, chain
-from lily.doctor.reference import DELTA_DIM, HEAD_DIM, KV_BLOCK, PAGE, ROTARY_DIM, ROUTE_BLOCK
+from lily.doctor.cases_row import ROW_INPUTS
+from lily.doctor.inputs import EPS, INV_FREQ, NO_TOKEN, Dims, Made, Numbers, cache, chain, pages
+from lily.doctor.reference import DELTA_DIM, HEAD_DIM, KV_BLOCK, PAGE, ROUTE_BLOCK
 from lily.doctor.reference_math import GENERATIONS
 from lily.doctor.slots import Array
-
-EPS = float(np.float32(1e-6))
-
 
 # embed, norm
 
@@ -140,13 +138,6 @@ def delta_inputs(g: Numbers, d: Dims, live: int) -> dict[str, Array]:
     return {"qkv": qkv, "gates": gates, "state": state}
 
 
-def delta_step(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
-    slots = delta_inputs(g, dataclasses.replace(d, rows=1), 1)
-    slots |= {"qkv": slots["qkv"][0], "gates": slots["gates"][0], "step": g.step(d, rows=1)}
-    args = {"rows": 1, "sessions": d.sessions, "key_heads": d.key_heads, "value_heads": d.value_heads}
-    return Made(args, slots, {"state": 1, "y": 1})
-
-
 def delta_scan(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
     slots = {**delta_inputs(g, d, d.live), "step": g.step(d)}
     args = {"rows": d.rows, "sessions": d.sessions, "key_heads": d.key_heads, "value_heads": d.value_heads}
@@ -154,22 +145,6 @@ def delta_scan(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
 
 
 # Attention
-
-
-def pages(g: Numbers, d: Dims, length: int) -> tuple[dict[str, int], Array]:
-    """Args of the cache, and a page table whose entries past `length` lead to page 0, which is NaN."""
-    own = -(-length // PAGE)
-    table = np.zeros((d.sessions, own + 1), np.uint32)
-    table[:, :own] = 1 + g.rng.permutation(d.sessions * own).reshape(d.sessions, own)
-    return {"sessions": d.sessions, "pages": 1 + d.sessions * own, "session_pages": own + 1}, table
-
-
-def cache(g: Numbers, d: Dims, count: int, table: Array, length: int, scale: float = 1.0) -> Array:
-    """A pool of pages: rows of the last session up to `length` are numbers, all others NaN."""
-    x = np.full((count, PAGE, d.kv_heads, HEAD_DIM), 0x7FC0, np.uint16)
-    t = np.arange(length)
-    x[table[-1, t // PAGE], t % PAGE] = g.bf16(length, d.kv_heads, HEAD_DIM, scale=scale)
-    return x
 
 
 def rope_write(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
@@ -184,7 +159,7 @@ def rope_write(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
         "proj": g.rows(d, width + 64),
         "q_norm": g.bf16(HEAD_DIM, mean=1, scale=0.3),
         "k_norm": g.bf16(HEAD_DIM, mean=1, scale=0.3),
-        "inv_freq": (1e7 ** (-np.arange(ROTARY_DIM // 2) / (ROTARY_DIM // 2))).astype(np.float32),
+        "inv_freq": INV_FREQ,
         "page_table": table,
         "step": g.step(d, position=position),
         "k_cache": cache(g, d, count, table, 0),
@@ -215,19 +190,6 @@ def attention(g: Numbers, d: Dims, c: Mapping[str, int], rows: int, live: int, p
     return Made({"kv_heads": d.kv_heads, "proj_dim": width, **sizes}, slots, {"y": 8})
 
 
-def attention_decode(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
-    made = attention(g, d, c, 1, 1, d.position)
-    return made._replace(args={**made.args, "blocks": 1})
-
-
-def attention_blocks(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
-    made = attention(g, d, c, 1, 1, d.position)
-    del made.slots["proj"]
-    return made._replace(
-        args={**made.args, "blocks": d.position // KV_BLOCK + 2}, ulps={"sums": 4, "stats": 4}
-    )
-
-
 def attention_merge(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
     blocks, heads = d.position // KV_BLOCK + 2, d.kv_heads * c["GROUP"]
     width = (2 * heads + 2 * d.kv_heads) * HEAD_DIM
@@ -237,14 +199,8 @@ def attention_merge(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
     sums = g.values(blocks, heads, HEAD_DIM, scale=10)
     stats[-1], sums[-1] = np.nan, np.nan
     slots = {"sums": sums, "stats": stats, "proj": g.values(width, scale=2), "step": g.step(d, rows=1)}
-    args = {
-        "sessions": 1,
-        "kv_heads": d.kv_heads,
-        "proj_dim": width,
-        "pages": 1,
-        "session_pages": 1,
-    }
-    return Made({**args, "blocks": blocks}, slots, {"y": 8})
+    args = {"kv_heads": d.kv_heads, "proj_dim": width, "blocks": blocks}
+    return Made(args, slots, {"y": 8})
 
 
 def attention_tile(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
@@ -316,36 +272,6 @@ def moe_scatter(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
     return Made(args, {"ids": made.ids, "places": made.places, "step": g.step(d)}, {"pairs": 0})
 
 
-def expert_mv_gate_up(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
-    hidden = c["K"] or d.k
-    slots = {
-        "x": g.acts(hidden),
-        "ids": g.experts(1, d.used, d.experts)[0],
-        **g.weights(d.experts, 2 * d.inner, hidden),
-        **g.weights(2 * d.shared, hidden, prefix="shared_"),
-    }
-    args = {
-        "hidden": hidden,
-        "inner": d.inner,
-        "shared_inner": d.shared,
-        "experts": d.experts,
-        "used": d.used,
-    }
-    return Made(args, slots, {"h": chain(hidden, g)})
-
-
-def expert_mv_down(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
-    inner, shared = c["K"] or d.inner, c["KS"] or d.shared
-    slots = {
-        "h": g.acts(d.used * inner + shared),
-        "ids": g.experts(1, d.used, d.experts)[0],
-        **g.weights(d.experts, d.k, inner),
-        **g.weights(d.k, shared, prefix="shared_"),
-    }
-    args = {"hidden": d.k, "inner": inner, "shared_inner": shared, "experts": d.experts, "used": d.used}
-    return Made(args, slots, {"y": chain(max(inner, shared), g)})
-
-
 def ordered(d: Dims, made: Order) -> dict[str, Array]:
     return {"pairs": made.pairs, "tiles": made.tiles, "tile_count": np.array([made.made], np.uint32)}
 
@@ -377,7 +303,7 @@ def moe_combine(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
         "step": g.step(d),
         "x": g.rows(d, d.k),
     }
-    args = {"rows": d.rows, "used": d.used, "hidden": d.k, "shared_scale": 64.0 if g.turn % 2 else 1.0}
+    args = {"rows": d.rows, "used": d.used, "hidden": d.k}
     return Made(args, slots, {"x": 8})
 
 
@@ -431,10 +357,11 @@ GENERATORS: dict[str, Callable[[Numbers, Dims, Mapping[str, int]], Made]] = {
     for f in (
         *(embed_gather, rms_norm, rms_norm_last, gated_rms_norm),
         *(qmv, qmv_add, qmm, qmm_add, qmm_swiglu),
-        *(conv_silu, delta_prepare, delta_step, delta_scan),
-        *(rope_write, attention_decode, attention_blocks, attention_merge, attention_tile),
+        *(conv_silu, delta_prepare, delta_scan),
+        *(rope_write, attention_merge, attention_tile),
         *(moe_route, moe_histogram, moe_scan, moe_scatter, moe_combine),
-        *(expert_mv_gate_up, expert_mv_down, expert_mm_gate_up, expert_mm_down),
+        *(expert_mm_gate_up, expert_mm_down),
+        *ROW_INPUTS,
         *HEAD_INPUTS,
     )
 }

@@ -13,6 +13,9 @@ from lily.doctor.reference_math import GENERATIONS
 from lily.doctor.slots import STRUCTS, Array, bf16_bits
 
 NO_TOKEN = 0xFFFFFFFF
+EPS = float(np.float32(1e-6))
+INV_FREQ = (1e7 ** (-np.arange(32) / 32)).astype(np.float32)
+PAGE, HEAD_DIM = 256, 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,3 +131,19 @@ class Numbers:
 def chain(n: int, g: Numbers) -> float:
     """Allowed error of a sum of n terms: roundings are a random walk, unless an outlier gives them order."""
     return 4 + (n / 4 if g.kind == "huge" else n**0.5 / 2)
+
+
+def pages(g: Numbers, d: Dims, length: int) -> tuple[dict[str, int], Array]:
+    """Args of the cache, and a page table whose entries past `length` lead to page 0, which is NaN."""
+    own = -(-length // PAGE)
+    table = np.zeros((d.sessions, own + 1), np.uint32)
+    table[:, :own] = 1 + g.rng.permutation(d.sessions * own).reshape(d.sessions, own)
+    return {"sessions": d.sessions, "pages": 1 + d.sessions * own, "session_pages": own + 1}, table
+
+
+def cache(g: Numbers, d: Dims, count: int, table: Array, length: int, scale: float = 1.0) -> Array:
+    """A pool of pages: rows of the last session up to `length` are numbers, all others NaN."""
+    x = np.full((count, PAGE, d.kv_heads, HEAD_DIM), 0x7FC0, np.uint16)
+    t = np.arange(length)
+    x[table[-1, t // PAGE], t % PAGE] = g.bf16(length, d.kv_heads, HEAD_DIM, scale=scale)
+    return x

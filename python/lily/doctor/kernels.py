@@ -12,7 +12,7 @@ import numpy as np
 
 from lily import _native
 from lily.doctor.cases import Case, cases
-from lily.doctor.reference import expected
+from lily.doctor.references import expected
 from lily.doctor.slots import ACT_TYPE, Array, Out, bf16_values, dtype_of, shape_of, words_per_element
 from lily.errors import LilyError
 

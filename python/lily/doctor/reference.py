@@ -1,19 +1,19 @@
 """What every kernel must compute, in numpy float64: one function per kernel, with its name and slot names.
 
-These functions are the specification of the kernels (those of the head and of sampling: reference_head.py).
+These functions are the specification of the kernels (those of the head and of sampling: reference_head.py,
+those of one decoded row: reference_row.py).
 They follow the model's mathematics (transformers modeling_qwen3_5_moe.py judges them) and know nothing about
 threads, lanes or tiles. What is part of a kernel's contract and visible in its numbers is here too: which
 weights are rounded to half, which results saturate, ties, integer masses.
 
 A function takes (s, a, c): slots, args and consts. Slots arrive decoded, in the shape of their declaration
-(`expected` does that from the kernel table): numbers as float64 or int64, structs as namespaces. It returns
-an `Out` per written slot.
+(`expected` in references.py does that from the kernel table): numbers as float64 or int64, structs as
+namespaces. It returns an `Out` per written slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import SimpleNamespace as Space
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,34 +32,11 @@ from lily.doctor.reference_math import (
     tile_product,
     weight_parts,
 )
-from lily.doctor.slots import Array, Out, decode, half_values, saturated, shape_of
+from lily.doctor.slots import Array, Out, half_values, saturated
 
 HEAD_DIM, ROTARY_DIM, DELTA_DIM, CONV_WIDTH = 256, 64, 128, 4
 PAGE, KV_BLOCK, ROUTE_BLOCK = 256, 1024, 256
 HALF_ROUNDING = 2.0**13  # of a normal half, in units of 2^-24
-
-
-def expected(
-    kernel: Mapping[str, Any],
-    args: Mapping[str, float],
-    consts: Mapping[str, int],
-    slots: Mapping[str, Array],
-    constants: Mapping[str, int],
-) -> dict[str, Out]:
-    """Runs the reference of a kernel of the table on the memory of its slots.
-
-    Raises:
-        KeyError: the kernel has no reference.
-    """
-    names = {**constants, **{name: int(value) for name, value in args.items()}, **consts}
-    views = Space()
-    for slot in kernel["slots"]:
-        shape = shape_of(slot["shape"], names)
-        setattr(views, slot["name"], decode(slot["type"], slots[slot["name"]], shape))
-    floats = {
-        arg["name"]: np.float64(np.float32(args[arg["name"]])) for arg in kernel["args"] if arg["type"] == "f"
-    }
-    return REFERENCES[kernel["name"]](views, Space(**{**args, **floats}), Space(**consts))
 
 
 # embed, norm
@@ -192,11 +169,6 @@ def delta_rule(s: Slots, a: Any, qkv: Array, gates: Array) -> dict[str, Out]:
     return {"state": Out(after, after_scale), "y": Out(y, scale)}
 
 
-def delta_step(s: Slots, a: Any, c: Any) -> dict[str, Out]:
-    out = delta_rule(s, a, s.qkv[None], s.gates[None])
-    return {"state": out["state"], "y": Out(out["y"].value[0], np.asarray(out["y"].scale)[0])}
-
-
 def delta_scan(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     rows = s.step.rows
     out = delta_rule(s, a, s.qkv[:rows], s.gates[:rows])
@@ -214,20 +186,31 @@ def cache_places(s: Slots, first: int, last: int) -> tuple[Array, Array]:
     return s.page_table[s.step.session, t // PAGE], t % PAGE
 
 
-def rope_write(s: Slots, a: Any, c: Any) -> dict[str, Out]:
-    rows, position, group = s.step.rows, s.step.position, a.heads // a.kv_heads
-    columns = s.proj[:rows, : (2 * a.heads + 2 * a.kv_heads) * HEAD_DIM].reshape(rows, -1, HEAD_DIM)
+class Heads(NamedTuple):
+    """Queries [rows, heads, 256], keys and values [rows, kv_heads, 256] of a projection, and scales."""
+
+    q: Array
+    q_scale: Array
+    k: Array
+    k_scale: Array
+    v: Array
+
+
+def heads_of(proj: Array, s: Slots, position: int, heads: int, kv_heads: int, eps: float) -> Heads:
+    """Norm and rotation of a projection [rows, width]; queries are scaled by HEAD_DIM^-0.5."""
+    rows = len(proj)
+    columns = proj[:, : (2 * heads + 2 * kv_heads) * HEAD_DIM].reshape(rows, -1, HEAD_DIM)
     query, key, value = (
-        columns[:, : 2 * a.heads : 2],
-        columns[:, 2 * a.heads : -a.kv_heads],
-        columns[:, -a.kv_heads :],
+        columns[:, : 2 * heads : 2],
+        columns[:, 2 * heads : -kv_heads],
+        columns[:, -kv_heads:],
     )
     # The angle is a product of two fp32 numbers, in fp32 as in every implementation of this model.
     angle = np.float32(position + np.arange(rows))[:, None] * np.float32(s.inv_freq)
     cos, sin = np.cos(np.float64(angle))[:, None], np.sin(np.float64(angle))[:, None]
 
     def turned(x: Array, w: Array) -> tuple[Array, Array]:
-        x = rms(x, a.eps) * w
+        x = rms(x, eps) * w
         half = ROTARY_DIM // 2
         first, second, rest = x[..., :half], x[..., half:ROTARY_DIM], x[..., ROTARY_DIM:]
         size = np.abs(first) + np.abs(second)
@@ -235,7 +218,12 @@ def rope_write(s: Slots, a: Any, c: Any) -> dict[str, Out]:
         return np.concatenate(turn, -1), np.concatenate([size, size, np.abs(rest)], -1)
 
     q, q_scale = (x / np.sqrt(HEAD_DIM) for x in turned(query, s.q_norm))
-    k, k_scale = turned(key, s.k_norm)
+    return Heads(q, q_scale, *turned(key, s.k_norm), value)
+
+
+def rope_write(s: Slots, a: Any, c: Any) -> dict[str, Out]:
+    rows, position, group = s.step.rows, s.step.position, a.heads // a.kv_heads
+    q, q_scale, k, k_scale, value = heads_of(s.proj[:rows], s, position, a.heads, a.kv_heads, a.eps)
     by_kv_head = (a.kv_heads, a.rows, group, HEAD_DIM)
     out_q, out_q_scale = np.full(by_kv_head, np.nan), np.zeros(by_kv_head)
     out_q[:, :rows] = saturated(q).reshape(rows, a.kv_heads, group, HEAD_DIM).swapaxes(0, 1)
@@ -260,45 +248,21 @@ class Attended(NamedTuple):
     score_scale: Array
 
 
-def attend(q: Array, k: Array, v: Array, seen: Array) -> Attended:
-    """q [n, 256], k and v [tokens, 256], seen [n, tokens]. A score's error is a relative one of exp."""
+def attend(q: Array, k: Array, v: Array, seen: Array, slack: Array | float = 0.0) -> Attended:
+    """q [n, 256], k and v [tokens, 256], seen [n, tokens]. A score's error is a relative one of exp.
+
+    slack is what scores may be off by beyond their sums' own rounding, like a scale.
+    """
     score = np.where(seen, q @ k.T, -np.inf)
     most = score.max(-1)
     p = np.exp(score - most[:, None])
-    score_scale = np.where(seen, np.abs(q) @ np.abs(k).T, 0).max(-1)
+    score_scale = np.where(seen, np.abs(q) @ np.abs(k).T + slack, 0).max(-1)
     return Attended(p @ v, p @ np.abs(v) * (2 + score_scale[:, None]), p.sum(-1), most, score_scale)
 
 
 def gates_of(proj: Array, heads: int) -> Array:
     """[..., heads, 256]: the second half of every query head's columns."""
     return sigmoid(proj[..., : 2 * heads * HEAD_DIM].reshape(*proj.shape[:-1], heads, 2, HEAD_DIM)[..., 1, :])
-
-
-def attention_decode(s: Slots, a: Any, c: Any) -> dict[str, Out]:
-    places = cache_places(s, 0, s.step.position + 1)
-    gate = gates_of(s.proj, a.kv_heads * c.GROUP).reshape(s.y.shape)
-    y, scale = np.empty(s.y.shape), np.empty(s.y.shape)
-    for h in range(a.kv_heads):
-        k, v = s.k_cache[places][:, h], s.v_cache[places][:, h]
-        r = attend(s.q[h], k, v, np.ones((c.GROUP, len(k)), bool))
-        y[h] = gate[h] * r.total / r.weight[:, None]
-        scale[h] = gate[h] * r.total_scale / r.weight[:, None]
-    return {"y": Out(saturated(y), scale)}
-
-
-def attention_blocks(s: Slots, a: Any, c: Any) -> dict[str, Out]:
-    sums, sums_scale = kept(s.sums), np.zeros(s.sums.shape)
-    stats, stats_scale = kept(s.stats), np.zeros(s.stats.shape)
-    length = s.step.position + 1
-    for b in range(min(a.blocks, (length + KV_BLOCK - 1) // KV_BLOCK)):
-        places = cache_places(s, b * KV_BLOCK, min(b * KV_BLOCK + KV_BLOCK, length))
-        for h in range(a.kv_heads):
-            k, v = s.k_cache[places][:, h], s.v_cache[places][:, h]
-            r = attend(s.q[h], k, v, np.ones((c.GROUP, len(k)), bool))
-            sums[b, h], sums_scale[b, h] = r.total, r.total_scale
-            stats[b, h] = np.stack([r.most, r.weight], -1)
-            stats_scale[b, h] = np.stack([r.score_scale, r.weight * (1 + r.score_scale)], -1)
-    return {"sums": Out(sums, sums_scale), "stats": Out(stats, stats_scale)}
 
 
 def attention_merge(s: Slots, a: Any, c: Any) -> dict[str, Out]:
@@ -381,28 +345,6 @@ def moe_scatter(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     return {"pairs": Out(pairs)}
 
 
-def expert_mv_gate_up(s: Slots, a: Any, c: Any) -> dict[str, Out]:
-    h, scale = np.empty(s.h.shape), np.empty(s.h.shape)
-    matrices = [(s.w[e], s.scales[e], s.biases[e]) for e in s.ids]
-    at = 0
-    for w, scales, biases in [*matrices, (s.shared_w, s.shared_scales, s.shared_biases)]:
-        value, size = product(s.x, w, scales, biases)
-        n = len(value) // 2
-        h[at : at + n], scale[at : at + n] = swiglu(value[:n], size[:n], value[n:], size[n:])
-        at += n
-    return {"h": Out(h, scale)}
-
-
-def expert_mv_down(s: Slots, a: Any, c: Any) -> dict[str, Out]:
-    y, scale = np.empty(s.y.shape), np.empty(s.y.shape)
-    h = s.h * SWIGLU_SHIFT
-    for j, e in enumerate(s.ids):
-        own = h[j * a.inner : (j + 1) * a.inner]
-        y[j], scale[j] = product(own, s.w[e], s.scales[e], s.biases[e])
-    y[-1], scale[-1] = product(h[a.used * a.inner :], s.shared_w, s.shared_scales, s.shared_biases)
-    return {"y": Out(y, scale)}
-
-
 def expert_mm_gate_up(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     h, scale = kept(s.h), np.zeros(s.h.shape)
     for e, first, n, _ in s.tiles[: s.tile_count[0]]:
@@ -426,22 +368,22 @@ def expert_mm_down(s: Slots, a: Any, c: Any) -> dict[str, Out]:
 def moe_combine(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     rows = s.step.rows
     parts = [s.weights[:rows, j, None] * s.routed[:rows, j] for j in range(a.used)]
-    parts.append(s.weights[:rows, -1:] * s.shared[:rows] * a.shared_scale)
+    parts.append(s.weights[:rows, -1:] * s.shared[:rows] * SWIGLU_SHIFT)
     x, scale = kept(s.x), np.zeros(s.x.shape)
     x[:rows] = s.x[:rows] + sum(parts)
     scale[:rows] = np.abs(s.x[:rows]) + sum(np.abs(part) for part in parts)
     return {"x": Out(x, scale)}
 
 
-REFERENCES: dict[str, Callable[[Slots, Any, Any], dict[str, Out]]] = {
+PLAIN_REFERENCES: dict[str, Callable[[Slots, Any, Any], dict[str, Out]]] = {
     f.__name__: f
     for f in (
         *(embed_gather, rms_norm, rms_norm_last, gated_rms_norm),
         *(qmv, qmv_add, qmm, qmm_add, qmm_swiglu),
-        *(conv_silu, delta_prepare, delta_step, delta_scan),
-        *(rope_write, attention_decode, attention_blocks, attention_merge, attention_tile),
+        *(conv_silu, delta_prepare, delta_scan),
+        *(rope_write, attention_merge, attention_tile),
         *(moe_route, moe_histogram, moe_scan, moe_scatter, moe_combine),
-        *(expert_mv_gate_up, expert_mv_down, expert_mm_gate_up, expert_mm_down),
+        *(expert_mm_gate_up, expert_mm_down),
         *HEAD_REFERENCES,
     )
 }
