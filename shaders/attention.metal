@@ -117,6 +117,10 @@ inline float2 attend_merge(thread attend<GROUP>& a, uint h, threadgroup float* p
 // attention_decode: one row; one threadgroup makes all query heads of a KV head, its simdgroups share the tokens.
 //   grid: (kv_heads, 1, 1)
 //   const: GROUP <= 8
+//   bytes: k_cache = kv_heads * HEAD_DIM * 2
+//   bytes: v_cache = kv_heads * HEAD_DIM * 2
+//   reads: k_cache = session_pages * PAGE * kv_heads * HEAD_DIM * 2
+//   reads: v_cache = session_pages * PAGE * kv_heads * HEAD_DIM * 2
 //   used: encode_attention_row
 template <uint GROUP>
 KERNEL(attention_decode, 8)(
@@ -160,6 +164,10 @@ KERNEL(attention_decode, 8)(
 // attention_blocks: as attention_decode for one block of KV_BLOCK tokens; leaves unnormalised sums for the merge.
 //   grid: (kv_heads, blocks, 1)
 //   const: GROUP <= 8
+//   bytes: k_cache = kv_heads * HEAD_DIM * 2
+//   bytes: v_cache = kv_heads * HEAD_DIM * 2
+//   reads: k_cache = blocks * KV_BLOCK * kv_heads * HEAD_DIM * 2
+//   reads: v_cache = blocks * KV_BLOCK * kv_heads * HEAD_DIM * 2
 //   used: encode_attention_row
 template <uint GROUP>
 KERNEL(attention_blocks, 8)(

@@ -17,7 +17,8 @@ struct conv_silu_args {
 // conv_silu: one threadgroup makes CHANNELS channels of CONV_ROWS rows; the last one carries the state on.
 //   grid: (channels / CHANNELS, (rows + CONV_ROWS - 1) / CONV_ROWS, 1)
 //   bytes: proj = rows * channels * 4
-//   bytes: state = 2 * CONV_TAIL * channels * 4
+//   bytes: state = CONV_TAIL * channels * 4
+//   reads: state = CONV_TAIL * channels * 4
 //   used: encode_delta_rows
 KERNEL(conv_silu, 2)(
     device const float*      proj  [[buffer(0)]],  // [rows, proj_dim]

@@ -31,7 +31,8 @@ struct delta_prepare_args {
 
 // delta_prepare: one simdgroup normalises one q or k head of one row in place; the last one makes the row's gates.
 //   grid: (2 * key_heads + 1, rows, 1)
-//   bytes: qkv = 4 * rows * key_heads * DELTA_DIM * 4
+//   bytes: qkv = 2 * rows * key_heads * DELTA_DIM * 4
+//   reads: qkv = 2 * rows * key_heads * DELTA_DIM * 4
 //   bytes: proj = 2 * rows * value_heads * 4
 //   used: encode_delta_rows
 KERNEL(delta_prepare, 1)(
@@ -103,7 +104,8 @@ template <uint ROWS> struct delta_rows {
 
 // delta_scan: the step's rows one after the other, the state in registers.
 //   grid: (delta_groups(), value_heads, 1)
-//   bytes: state = 2 * value_heads * DELTA_DIM * DELTA_DIM * 4
+//   bytes: state = value_heads * DELTA_DIM * DELTA_DIM * 4
+//   reads: state = value_heads * DELTA_DIM * DELTA_DIM * 4
 //   used: encode_delta_rows
 KERNEL(delta_scan, 4)(
     device const float*     qkv   [[buffer(0)]],  // [rows, 2 * key_heads + value_heads, DELTA_DIM]
@@ -164,8 +166,10 @@ inline void convolve_head(device const float* now, device const bfloat* w, devic
 // conv_silu, delta_prepare, delta_scan of one row and gated_rms_norm, with nothing but the states in memory.
 //   grid: (value_heads, 1, 1)
 //   bytes: proj = (channels + value_heads * (DELTA_DIM + 2)) * 4
-//   bytes: conv = 2 * CONV_TAIL * channels * 4
-//   bytes: state = 2 * value_heads * DELTA_DIM * DELTA_DIM * 4
+//   bytes: conv = CONV_TAIL * channels * 4
+//   reads: conv = CONV_TAIL * channels * 4
+//   bytes: state = value_heads * DELTA_DIM * DELTA_DIM * 4
+//   reads: state = value_heads * DELTA_DIM * DELTA_DIM * 4
 //   used: encode_delta
 KERNEL(delta_mix, 16)(
     device const float*      proj    [[buffer(0)]],  // [proj_dim]

@@ -259,6 +259,7 @@ constant constexpr uint DOWN_SPLIT = SIMD_WIDTH == 1 ? 1 : 4;  // simdgroups tha
 //   bytes: w = used * inner * hidden / 2
 //   bytes: scales = used * inner * hidden / 32
 //   bytes: biases = used * inner * hidden / 32
+//   reads: x = hidden * 4
 //   used: encode_expert_row
 template <uint K, uint KS>
 KERNEL(expert_mv_down, 8)(
@@ -308,6 +309,7 @@ struct moe_combine_args {
 // moe_combine: one threadgroup adds COMBINE_COLUMNS columns of one row's expert outputs to the residual stream, in
 // order. The shared expert's output still lacks SWIGLU_SHIFT.
 //   grid: ((hidden + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS, rows, 1)
+//   reads: x = rows * hidden * 4
 //   used: encode_expert_tiles
 KERNEL(moe_combine, 2)(
     device const float*       routed  [[buffer(0)]],  // [rows, used, hidden]

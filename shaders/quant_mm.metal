@@ -64,6 +64,7 @@ KERNEL(qmm, 4)(
 // qmm_add: as qmm, added to y.
 //   grid: (n / TILE_N, (rows + BM - 1) / BM, 1)
 //   const: BITS <= 8, BM <= 128
+//   reads: y = rows * n * 4
 //   used: encode_product_add
 template <uint BITS, uint BM>
 KERNEL(qmm_add, 4)(

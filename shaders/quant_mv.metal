@@ -45,6 +45,7 @@ KERNEL(qmv, 8)(
 // qmv_add: as qmv, added to y.
 //   grid: (n / mv_rows(K), rows, 1)
 //   const: BITS <= 8, K = k
+//   reads: y = rows * n * 4
 //   used: encode_product_add
 template <uint BITS, uint K>
 KERNEL(qmv_add, 8)(

@@ -22,7 +22,8 @@ constant constexpr float WHOLE_MASS = 2147483648.0f;  // 2^31, the mass of proba
 // penalties the counts are left alone; the host writes them anew when a session begins to use them.
 //   grid: ((vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 1, 1)
 //   bytes: logits = vocab * 4
-//   bytes: counts = 2 * vocab * 2
+//   bytes: counts = vocab * 2
+//   reads: counts = vocab * 2
 //   used: encode_tail
 KERNEL(sample_adjust, 8)(
     device const float*        logits   [[buffer(0)]],  // [sessions, GENERATIONS, vocab]
@@ -59,7 +60,8 @@ KERNEL(sample_adjust, 8)(
 
 // sample_bias: adds the session's logit biases; ids are distinct.
 //   grid: (1, 1, 1)
-//   bytes: adjusted = 8 * MAX_BIAS
+//   bytes: adjusted = 4 * MAX_BIAS
+//   reads: adjusted = 4 * MAX_BIAS
 //   used: encode_tail
 KERNEL(sample_bias, 8)(
     device const uint*         ids      [[buffer(0)]],  // [sessions, MAX_BIAS]

@@ -26,6 +26,7 @@ struct add_row_args {
 
 // add_row: one simdgroup adds one row.
 //   grid: (1, 1, 1)
+//   reads: y = n * 4
 //   used: encode
 KERNEL(add_row, 1)(
     device const float*    x    [[buffer(0)]],  // [n]

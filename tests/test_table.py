@@ -219,7 +219,7 @@ BAD_SHADERS = {
     "missing used": Bad(USED, "", KERNEL, "needs a line '//   used"),
     "second grid": Bad(GRID, GRID + "//   grid: (1, 1, 1)\n", "grid: (1, 1, 1)", "a second 'grid:'"),
     "unknown tag": Bad("//   bytes: x", "//   byte: x", "//   byte: x", "unknown line 'byte:'"),
-    "text between tags": Bad("//   bytes: x", "// bytes: x", "// bytes: x", "grid|const|bytes|used"),
+    "text between tags": Bad("//   bytes: x", "// bytes: x", "// bytes: x", "grid|const|bytes|reads|used"),
     "comment of another kernel": Bad(
         "// norm_row: one", "// norm: one", KERNEL, "starts with '// norm_row: '"
     ),
@@ -241,6 +241,9 @@ BAD_SHADERS = {
     "bytes without a value": Bad("bytes: x = rows * 4", "bytes: x", "bytes: x", "expected 'bytes: slot = "),
     "bytes twice": Bad(
         "//   bytes: x = rows * 4\n", "//   bytes: x = 8\n//   bytes: x = 4\n", "bytes: x = 4", "second"
+    ),
+    "reads of a slot that is not written": Bad(
+        "bytes: x =", "reads: x =", "reads: x =", "slot of this kernel that is"
     ),
     "bytes with an unknown name": Bad("x = rows * 4", "x = row * 4", "x = row * 4", "unknown name row"),
     "used is no name": Bad(USED, "//   used: Encode\n", "//   used: Encode", "expected 'used: function"),

@@ -107,12 +107,18 @@ def host_header(kernels: Sequence[Kernel]) -> str:
 # kernels.gen.cpp
 
 
-def touched(kernel: Kernel, index: int, names: Mapping[str, str]) -> str:
-    """Write the bytes of a slot: as its bytes: line says, else all elements."""
+def traffic(kernel: Kernel, index: int, names: Mapping[str, str]) -> list[str]:
+    """Write the bytes of a slot: as its bytes: line says, else all; what is read of a written one: reads:."""
     slot = kernel.slots[index]
+
+    def value(lines: Mapping[str, ast.expr]) -> str:
+        return f"({bare(expression(lines[slot.name], names, 'Count({})'))}).value()"
+
+    own = f"(Count(counts[{index}]) * Count(sizeof({slot.type}))).value()"
     if slot.name in kernel.bytes:
-        return bare(expression(kernel.bytes[slot.name], names, "Count({})"))
-    return f"Count(out[{index}]) * Count(sizeof({slot.type}))"
+        own = value(kernel.bytes)
+    read = own if not slot.written else value(kernel.reads) if slot.name in kernel.reads else "0"
+    return [f"    read[{index}] = {read};", f"    written[{index}] = {own if slot.written else '0'};"]
 
 
 def array_text(kind: str, name: str, rows: Sequence[str]) -> list[str]:
@@ -152,8 +158,11 @@ def table_parts(kernel: Kernel) -> list[str]:
     lines += [f"void {name}_counts{signature}", load]
     for index, slot in enumerate(kernel.slots):
         lines.append(f"    out[{index}] = ({bare(expression(slot.count, names, 'Count({})'))}).value();")
-    lines += ["}", f"void {name}_bytes{signature}", load, f"    {name}_counts(data, consts, out);"]
-    lines += [f"    out[{i}] = ({touched(kernel, i, names)}).value();" for i in range(len(kernel.slots))]
+    signature = "(const void* data, const uint32_t* consts, uint64_t* read, uint64_t* written) {"
+    lines += ["}", f"void {name}_traffic{signature}", load, f"    uint64_t counts[{len(kernel.slots)}];"]
+    lines += [f"    {name}_counts(data, consts, counts);"]
+    for index in range(len(kernel.slots)):
+        lines += traffic(kernel, index, names)
     return [*lines, "}"]
 
 
@@ -202,7 +211,7 @@ def table_row(index: int, kernel: Kernel) -> str:
     name = kernel.name
     return (
         f"    {{{head}, {index}, {kernel.simds}, {name}_slots, {len(kernel.slots)}, "
-        f"{name}_args, {len(kernel.args.fields)}, {consts}, {name}_counts, {name}_bytes}},"
+        f"{name}_args, {len(kernel.args.fields)}, {consts}, {name}_counts, {name}_traffic}},"
     )
 
 

@@ -88,6 +88,7 @@ class Kernel:
     args: Args
     consts: tuple[Const, ...]
     bytes: Mapping[str, ast.expr]
+    reads: Mapping[str, ast.expr]
 
     @property
     def where(self) -> str:
@@ -180,7 +181,8 @@ class ShaderFile:
             slots=parsed,
             args=args,
             consts=consts,
-            bytes=self._bytes(tags, name, parsed, names),
+            bytes=self._bytes("bytes", tags, name, parsed, names),
+            reads=self._bytes("reads", tags, name, tuple(slot for slot in parsed if slot.written), names),
         )
         self._check_body(end, kernel)
         return kernel
@@ -271,11 +273,13 @@ class ShaderFile:
             match = TAG_LINE.match(line)
             if not match:
                 if tags:
-                    raise here.error(f"{name}: expected '//   grid|const|bytes|used: ...': {line}")
+                    raise here.error(f"{name}: expected '//   grid|const|bytes|reads|used: ...': {line}")
                 doc.append(line[2:].strip())
-            elif match[1] not in ("grid", "const", "bytes", "used"):
-                raise here.error(f"{name}: unknown line '{match[1]}:'; expected grid, const, bytes or used")
-            elif match[1] in tags and match[1] != "bytes":
+            elif match[1] not in ("grid", "const", "bytes", "reads", "used"):
+                raise here.error(
+                    f"{name}: unknown line '{match[1]}:'; expected grid, const, bytes, reads or used"
+                )
+            elif match[1] in tags and match[1] not in ("bytes", "reads"):
                 raise here.error(f"{name}: a second '{match[1]}:' line")
             else:
                 tags.setdefault(match[1], []).append((here, match[2].strip()))
@@ -367,20 +371,23 @@ class ShaderFile:
 
     def _bytes(
         self,
+        tag: str,
         tags: Mapping[str, list[tuple[Place, str]]],
         name: str,
         slots: tuple[Slot, ...],
         names: Mapping[str, str],
     ) -> dict[str, ast.expr]:
+        """The lines `bytes:`, of what a slot is for, or `reads:`, of what is read of a written slot."""
         result: dict[str, ast.expr] = {}
-        for place, text in tags.get("bytes", []):
+        for place, text in tags.get(tag, []):
             slot, equals, expression = text.partition(" = ")
             if not equals or slot not in {known.name for known in slots}:
+                written = " that is written" if tag == "reads" else ""
                 raise place.error(
-                    f"{name}: expected 'bytes: slot = expression' with a slot of this kernel: {text}"
+                    f"{name}: expected '{tag}: slot = expression' with a slot of this kernel{written}: {text}"
                 )
             if slot in result:
-                raise place.error(f"{name}: a second bytes: line for {slot}")
+                raise place.error(f"{name}: a second {tag}: line for {slot}")
             result[slot] = parse_expression(place, f"{name}.{slot} bytes", expression)
             check_host_expression(place, f"{name}.{slot} bytes", result[slot], names, self.shape)
         return result

@@ -101,8 +101,9 @@ struct KernelInfo {
     uint32_t const_count;
     // out[i]: elements slot i must hold; UINT64_MAX when the shape has no value (overflow, x / 0, 1 - 2).
     void (*counts)(const void* args, const uint32_t* consts, uint64_t* out);
-    // out[i]: bytes of slot i really touched; elements * element_bytes unless the shader says otherwise.
-    void (*bytes)(const void* args, const uint32_t* consts, uint64_t* out);
+    // Bytes of slot i that are really read and written, each counted once: all of a slot that is only read, and of a
+    // written one all as written and none as read, unless the shader says otherwise.
+    void (*traffic)(const void* args, const uint32_t* consts, uint64_t* read, uint64_t* written);
 };
 
 struct ListedVariant {

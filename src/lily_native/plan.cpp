@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -104,13 +105,10 @@ struct Traffic {
 };
 
 Traffic traffic_of(const Launch& launch) {
-    std::array<uint64_t, kMaxSlots> bytes{};
-    launch.kernel->bytes(launch.args.data(), launch.consts.data(), bytes.data());
-    Traffic sum;
-    for (uint32_t i = 0; i < launch.kernel->slot_count; ++i) {
-        (launch.kernel->slots[i].written ? sum.written : sum.read) += bytes[i];
-    }
-    return sum;
+    std::array<uint64_t, kMaxSlots> read{}, written{};
+    launch.kernel->traffic(launch.args.data(), launch.consts.data(), read.data(), written.data());
+    return {std::accumulate(read.begin(), read.end(), uint64_t{0}),
+            std::accumulate(written.begin(), written.end(), uint64_t{0})};
 }
 
 std::string kernel_text(const Launch& launch) {

@@ -86,8 +86,12 @@ void check_table() {
     uint64_t out[kMaxSlots];
     info.counts(launch.args.data(), launch.consts.data(), out);
     expect(out[0] == 16 * 128 * 4 / 128 && out[1] == 16, "counts");
-    info.bytes(launch.args.data(), launch.consts.data(), out);
-    expect(out[0] == 16 * 128 / 2 && out[1] == 64, "bytes");
+    uint64_t written[kMaxSlots];
+    info.traffic(launch.args.data(), launch.consts.data(), out, written);
+    expect(out[0] == 16 * 128 / 2 && out[1] == 0 && written[0] == 0 && written[1] == 64, "traffic");
+    const Launch added = add(slot<float>(0, 0, 8), slot<float>(0, 32, 8)).launch();
+    kKernels[0].traffic(added.args.data(), added.consts.data(), out, written);
+    expect(out[0] == 32 && out[1] == 32 && written[1] == 32, "traffic of a slot that is read and written");
     expect(kShapeConstantCount == 2 && std::string(kShapeConstants[1].name) == "WIDE" && WIDE == 16, "shape.h");
     const Consts wanted{4, 256, 0, 0};
     const uint32_t exact[4] = {4, 256}, generic[4] = {4, 0}, other[4] = {4, 128}, bits[4] = {8, 256};
@@ -115,7 +119,7 @@ void check_stages() {
     expect(order == "0h0h1h1t2t" && plan.stage_count == 3, "stages: " + order);
     const std::string text = describe(plan);
     expect(text.find("add_row") != std::string::npos && text.find("head 3") != std::string::npos &&
-               text.ends_with("total: 5 launches, 3 stages, 144 bytes read, 144 bytes written\n"),
+               text.ends_with("total: 5 launches, 3 stages, 288 bytes read, 144 bytes written\n"),
            text);
     expect(run.finish("empty").stage_count == 0, "a finished recorder is empty");
 }
@@ -168,7 +172,8 @@ void check_time() {
     SlotInfo slots[12];
     for (uint32_t i = 0; i < 12; ++i) slots[i] = {"s", "float", 4, i > 8, "[0]", 4};
     const auto none = [](const void*, const uint32_t*, uint64_t* out) { std::memset(out, 0, 12 * sizeof(*out)); };
-    const KernelInfo kernel{"wide", "", "", 0, 1, slots, 12, nullptr, 0, nullptr, 0, none, none};
+    const auto nothing = [](const void*, const uint32_t*, uint64_t*, uint64_t*) {};
+    const KernelInfo kernel{"wide", "", "", 0, 1, slots, 12, nullptr, 0, nullptr, 0, none, nothing};
     std::mt19937 random(2);
     Recorder run;
     const auto start = std::chrono::steady_clock::now();
