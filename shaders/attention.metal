@@ -164,6 +164,7 @@ KERNEL(attention_decode, 8)(
 // attention_blocks: as attention_decode for one block of KV_BLOCK tokens; leaves unnormalised sums for the merge.
 //   grid: (kv_heads, blocks, 1)
 //   const: GROUP <= 8
+//   bytes: proj = kv_heads * (GROUP + 2) * HEAD_DIM * 4
 //   bytes: k_cache = kv_heads * HEAD_DIM * 2
 //   bytes: v_cache = kv_heads * HEAD_DIM * 2
 //   reads: k_cache = blocks * KV_BLOCK * kv_heads * HEAD_DIM * 2

@@ -70,6 +70,8 @@ KERNEL(head_reduce, 8)(
 // head_pick: takes the argmax that choice_indices tell, and ends the step. stats are those of the raw logits.
 //   grid: (1, 1, 1)
 //   bytes: logits = 4
+//   bytes: ring = 8
+//   reads: step = 24
 //   used: encode_tail
 KERNEL(head_pick, 1)(
     device const float* logits         [[buffer(0)]],  // [sessions, GENERATIONS, vocab]

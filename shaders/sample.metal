@@ -229,6 +229,8 @@ inline uint2 kept_mass(device const uint* mass, device const float* adjusted, ui
 // sample_pick: one threadgroup applies top-k, top-p and min-p to the masses, draws, and ends the step.
 //   grid: (1, 1, 1)
 //   bytes: logits = 4
+//   bytes: ring = 8
+//   reads: step = 24
 //   used: encode_tail
 KERNEL(sample_pick, 8)(
     device const uint*         mass     [[buffer(0)]],  // [vocab]

@@ -5,6 +5,7 @@ To renew them after an intended change: python tests/test_plan.py
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ GOLDEN = Path(__file__).parent / "golden" / "plans"
 def test_plan__is_as_recorded(plan: str, shape: str) -> None:
     expected = (GOLDEN / f"{shape}.{plan}.txt").read_text(encoding="utf-8")
     assert plan_text(plan, shape) == expected
+
+
+def test_plan__a_token_is_few_stages_and_moves_little_twice() -> None:
+    *_, total, least = plan_text("decode", "qwen3.6-35b-a3b").splitlines()
+    launches, stages = (int(count) for count in re.findall(r"(\d+) (?:launches|stages)", total))
+    tail = plan_text("greedy", "qwen3.6-35b-a3b").splitlines()[-1]
+    assert launches + int(tail.split()[1]) <= 330
+    assert stages + int(tail.split()[3]) <= 250
+    assert 0 <= float(least.split()[-1].rstrip("%")) <= 3
 
 
 def test_plan__demo_shape_is_the_shipped_one(engine: Engine) -> None:

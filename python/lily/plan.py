@@ -1,15 +1,20 @@
 """Print a recorded plan: python -m lily.plan decode [--shape qwen3.6-35b-a3b].
 
 A plan is the list of kernel launches of one forward pass, in stages: launches of a stage are independent of
-each other. Bytes are what a launch touches, as its shader says. No weights are needed.
+each other. Bytes are what a launch reads and writes, as its shader says (tests count its accesses). For decode
+they are compared with the least that a token needs: each weight, state and cache row once. No weights are
+needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 
 from lily import _native
 
+_INTERVAL = 4  # every fourth layer has attention
+_HEAD, _DELTA, _TAPS = 256, 128, 4  # dims of an attention head and of a delta head, taps of the convolution
 PLANS = ("decode", "prefill", "greedy", "sampled")
 # The counts of each shape, as _native.Config takes them.
 SHAPES: dict[str, dict[str, int]] = {
@@ -51,8 +56,42 @@ def plan_text(plan: str, shape: str, *, context: int = 4096, prefill_chunk: int 
         context: Tokens a session can hold.
         prefill_chunk: Rows of the prefill plan.
     """
-    config = _native.Config(**SHAPES[shape], attention_interval=4, rms_eps=1e-6, rope_theta=1e7)
-    return _native.plan_text(config, plan, context=context, prefill_chunk=prefill_chunk, max_sessions=1)
+    config = _native.Config(**SHAPES[shape], attention_interval=_INTERVAL, rms_eps=1e-6, rope_theta=1e7)
+    text = _native.plan_text(config, plan, context=context, prefill_chunk=prefill_chunk, max_sessions=1)
+    if plan != "decode":
+        return text
+    least = least_bytes(shape, context)
+    moved = sum(int(count) for count in re.findall(r"(\d+) bytes", text.splitlines()[-1]))
+    return (
+        f"{text}least: {least} bytes for weights, state and {context} cached tokens; "
+        f"the plan's are {moved / least - 1:+.2%}\n"
+    )
+
+
+def least_bytes(shape: str, context: int) -> int:
+    """Return the bytes that decoding one token after `context` others must move, each counted once.
+
+    Weights are 4-bit (the router 8-bit) with a bf16 scale and bias per 64; states are read and written; the
+    cache is bf16; the logits are written.
+    """
+    s = SHAPES[shape]
+    hidden, values = s["hidden"], s["delta_value_heads"] * _DELTA
+    channels = 2 * s["delta_key_heads"] * _DELTA + values
+
+    def matrix(rows: int, columns: int, bits: int = 4) -> int:
+        return rows * columns * bits // 8 + rows * columns // 64 * 4
+
+    moe = matrix(s["experts"] + 1, hidden, 8) + 2 * hidden
+    moe += 3 * matrix(s["experts_used"] * s["inner"] + s["shared_inner"], hidden)
+    delta = matrix(channels + values + 2 * s["delta_value_heads"], hidden) + matrix(hidden, values)
+    delta += 2 * hidden + channels * 2 * _TAPS + s["delta_value_heads"] * 6 + 2 * _DELTA
+    delta += 2 * 4 * (s["delta_value_heads"] * _DELTA**2 + (_TAPS - 1) * channels)
+    width = s["heads"] * _HEAD
+    attention = matrix(2 * width + 2 * s["kv_heads"] * _HEAD, hidden) + matrix(hidden, width) + 2 * hidden
+    attention += 4 * _HEAD + (context + 1) * 2 * s["kv_heads"] * _HEAD * 2
+    full = s["layers"] // _INTERVAL
+    head = matrix(s["vocab"] + 1, hidden) + 2 * hidden + 4 * s["vocab"]
+    return s["layers"] * moe + (s["layers"] - full) * delta + full * attention + head
 
 
 def main() -> None:

@@ -167,6 +167,18 @@ std::vector<uint64_t> slot_counts(const std::string& name, const py::dict& args,
     return counts;
 }
 
+// (read, written) bytes of every slot.
+std::vector<std::pair<uint64_t, uint64_t>> slot_traffic(const std::string& name, const py::dict& args,
+                                                        const py::dict& consts) {
+    const KernelInfo& kernel = kernel_named(name);
+    const Launch launch = launch_of(kernel, args, consts);
+    uint64_t read[kMaxSlots], written[kMaxSlots];
+    kernel.traffic(launch.args.data(), launch.consts.data(), read, written);
+    std::vector<std::pair<uint64_t, uint64_t>> result;
+    for (uint32_t i = 0; i < kernel.slot_count; ++i) result.emplace_back(read[i], written[i]);
+    return result;
+}
+
 py::list variants(const std::string& device) {
     py::list all;
     for (const Variant& v : test_device(device, 1).variants()) {
@@ -188,6 +200,7 @@ void bind_kernels(py::module_& m) {
     m.def("run_kernel", &run_kernel, py::arg("name"), py::arg("args"), py::arg("consts"), py::arg("slots"),
           py::arg("device"), py::arg("threads") = 1);
     m.def("slot_counts", &slot_counts, py::arg("name"), py::arg("args"), py::arg("consts"));
+    m.def("slot_traffic", &slot_traffic, py::arg("name"), py::arg("args"), py::arg("consts"));
     m.def("variants", &variants, py::arg("device"));
     // Devices of this build, whether the machine has them or not.
     m.def("devices", [] {
