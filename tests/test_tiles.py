@@ -122,27 +122,34 @@ def test_both_forms_of_a_tile_have_the_same_bits() -> None:
         np.testing.assert_array_equal(simdgroup, tensor, err_msg=f"{name} {rest}")
 
 
-def header_constants() -> dict[str, int]:
-    """The constants of the shaders' headers, at SIMD width 32."""
-    names = {**CONSTANTS, "SIMD_WIDTH": 32}
-    for path in sorted(SHADERS.glob("*.h")):
-        for line in re.findall(
-            r"^constant constexpr uint (\w+ = [^;]+);", path.read_text(encoding="utf-8"), re.M
-        ):
-            name, _, value = line.partition(" = ")
-            names[name] = eval(value.replace("/", "//"), {}, names)
+def value_of(text: str, names: dict[str, int]) -> int:
+    """The value of a constant expression, of which at most the outermost part is a choice."""
+    if choice := re.fullmatch(r"(.+) \? (.+) : (.+)", text):
+        condition, yes, no = choice.groups()
+        return value_of(yes if value_of(condition, names) else no, names)
+    return int(eval(text.replace("/", "//"), {}, names))
+
+
+def constants_of(text: str, names: dict[str, int]) -> dict[str, int]:
+    """The names, and the constants that a shader file declares, at SIMD width 32."""
+    names = {"SIMD_WIDTH": 32, **names}
+    for name, value in re.findall(r"^constant constexpr uint (\w+) = ([^;]+);", text, re.M):
+        names[name] = value_of(value, names)
     return names
 
 
 def test_threadgroup_memory_is_what_metal_has() -> None:
-    names = header_constants()
+    headers = dict(CONSTANTS)
+    for path in sorted(SHADERS.glob("*.h")):
+        headers = constants_of(path.read_text(encoding="utf-8"), headers)
     for name, consts in variants("cpu32"):
         kernel = KERNELS[name]
         text = (SHADERS / kernel["where"].partition(":")[0]).read_text(encoding="utf-8")
         body = re.search(rf"^KERNEL\({name}, .*?^}}", text, re.M | re.S)
         assert body is not None
-        known = {**names, **consts, "SIMDS": kernel["simds"], "THREADS": kernel["simds"] * 32}
+        known = {**constants_of(text, headers), **consts}
+        known |= {"SIMDS": kernel["simds"], "THREADS": kernel["simds"] * 32}
         total = 0
         for kind, size in re.findall(r"^    SHARED (\w+) \w+\[(.+)\];", body[0], re.M):
-            total += -(-TYPE_BYTES[kind] * eval(size.replace("/", "//"), {}, known) // 16) * 16
+            total += -(-TYPE_BYTES[kind] * value_of(size, known) // 16) * 16
         assert total <= METAL_THREADGROUP_BYTES, f"{name} {consts}: {total} bytes"

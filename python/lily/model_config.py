@@ -22,7 +22,7 @@ MAX_LISTED = 8
 # Keyword of _native.Config -> (key in config.json, largest sane value).
 _COUNTS = {
     "vocab": ("vocab_size", 1 << 22),
-    "hidden": ("hidden_size", 1 << 16),
+    "hidden": ("hidden_size", 1 << 13),
     "layers": ("num_hidden_layers", 1024),
     "heads": ("num_attention_heads", 1024),
     "kv_heads": ("num_key_value_heads", 1024),
@@ -227,6 +227,8 @@ def _counts(text: _Section) -> dict[str, int]:
         refuse("heads", f"are at most 8 per {_COUNTS['kv_heads'][0]} ({counts['kv_heads']})")
     if counts["experts"] > 512:
         refuse("experts", "are at most 512")
+    if counts["experts_used"] > 32:
+        refuse("experts_used", "are at most 32")
     if counts["experts_used"] > counts["experts"]:
         refuse("experts_used", f"are at most num_experts ({counts['experts']})")
     return counts

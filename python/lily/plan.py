@@ -1,9 +1,8 @@
 """Print a recorded plan: python -m lily.plan decode [--shape qwen3.6-35b-a3b].
 
 A plan is the list of kernel launches of one forward pass, in stages: launches of a stage are independent of
-each other. Bytes are what a launch reads and writes, as its shader says (tests count its accesses). For decode
-they are compared with the least that a token needs: each weight, state and cache row once. No weights are
-needed.
+each other. Bytes are what a launch reads and writes, as its shader says (tests count its accesses); those of
+decode are compared with the least that a token needs. The weights themselves are not needed.
 """
 
 from __future__ import annotations
