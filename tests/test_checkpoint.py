@@ -207,7 +207,7 @@ def test_missing_file(folder: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "word"),
     [
-        ("hidden_size", None, "found None, expected an integer from 1 to 65536"),
+        ("hidden_size", None, "found None, expected an integer from 1 to 8192"),
         ("hidden_size", 64.0, "found 64.0"),
         ("hidden_size", "64", "found '64'"),
         ("hidden_size", True, "found True"),

@@ -227,10 +227,10 @@ def _counts(text: _Section) -> dict[str, int]:
         refuse("heads", f"are at most 8 per {_COUNTS['kv_heads'][0]} ({counts['kv_heads']})")
     if counts["experts"] > 512:
         refuse("experts", "are at most 512")
-    if counts["experts_used"] > 32:
-        refuse("experts_used", "are at most 32")
     if counts["experts_used"] > counts["experts"]:
         refuse("experts_used", f"are at most num_experts ({counts['experts']})")
+    if counts["experts_used"] > 32:
+        refuse("experts_used", "are at most 32")
     return counts
 
 
