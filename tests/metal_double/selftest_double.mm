@@ -49,11 +49,11 @@ void kernels_run_at_width_32() {
 
 void consts_choose_forms() {
     const Gpu gpu;
-    const id<MTLLibrary> library = gpu.compile("qmv", {4, 2048});
-    EXPECT(library.functionNames.count == 1 && [library.functionNames[0] isEqualToString:@"qmv_4_2048"]);
-    EXPECT(gpu.pipeline(library, "qmv_4_2048") != nil);
-    EXPECT([library newFunctionWithName:@"qmv_4_4096"] == nil && [library newFunctionWithName:@"qmv"] == nil);
-    EXPECT(gpu.pipeline(gpu.compile("qmv", {4, 1024}), "qmv_4_1024") != nil);  // by the form for every K
+    const id<MTLLibrary> library = gpu.compile("qmv", {8, 2048});
+    EXPECT(library.functionNames.count == 1 && [library.functionNames[0] isEqualToString:@"qmv_8_2048"]);
+    EXPECT(gpu.pipeline(library, "qmv_8_2048") != nil);
+    EXPECT([library newFunctionWithName:@"qmv_8_4096"] == nil && [library newFunctionWithName:@"qmv"] == nil);
+    EXPECT(gpu.pipeline(gpu.compile("qmv", {8, 1024}), "qmv_8_1024") != nil);  // by the form for every K
     EXPECT(gpu.pipeline(gpu.compile("qmv", {5, 1024}), "qmv_5_1024") == nil);  // no CPU form has 5 bits
 }
 
