@@ -42,7 +42,8 @@ def plan_size(name: str) -> tuple[int, int]:
     """Launches and stages of a plan of the demo model."""
     from lily.plan import plan_text
 
-    words = plan_text(name, "demo", context=512, prefill_chunk=64).splitlines()[-1].split()
+    lines = plan_text(name, "demo", context=512, prefill_chunk=64).splitlines()
+    words = next(line for line in lines if line.startswith("total: ")).split()
     return int(words[1]), int(words[3])
 
 
