@@ -154,12 +154,6 @@ def count(library: ctypes.CDLL, name: str, case: Case) -> list[tuple[int, int]]:
     return [(int((mark & READ != 0).sum()), int((mark & WRITTEN != 0).sum())) for mark in marks]
 
 
-def in_step(case: Case, field: str, otherwise: int) -> int:
-    """A field of the case's StepState, if it has one."""
-    step = case.slots.get("step")
-    return otherwise if step is None else int(step.view(STRUCTS["StepState"])[field][0])
-
-
 def full_cache(case: Case) -> Case:
     """The same, but its session has no room for more tokens."""
     pages, table = case.args["session_pages"] - 1, case.slots["page_table"][:, :-1]

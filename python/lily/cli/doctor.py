@@ -10,7 +10,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import lily
@@ -191,11 +191,14 @@ def _check_checkpoint(
     from lily.doctor.weights import check_weights
     from lily.tokenizer import Tokenizer
 
-    vocab = int(checkpoint.config["vocab"])
+    @cache  # both checks look at it
+    def tokenizer() -> Tokenizer:
+        return Tokenizer(checkpoint.folder, int(checkpoint.config["vocab"]))
+
     for name, what in (("tokenizer", check_tokenizer), ("chat template", check_chat_template)):
 
         def check_text(check: Check, what: Any = what) -> None:
-            what(check, Tokenizer(checkpoint.folder, vocab))
+            what(check, tokenizer())
 
         report.check(name, check_text)
     bar = ProgressBar("weights", _MIB, " MiB")

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lily.doctor.inputs import EPS, HEAD_DIM, INV_FREQ, Dims, Made, Numbers, cache, chain, pages
+from lily.doctor.inputs import EPS, INV_FREQ, Dims, Made, Numbers, cache, chain, pages
+from lily.doctor.reference import DELTA_DIM, HEAD_DIM, KV_BLOCK
 from lily.doctor.reference_math import GENERATIONS
-
-DELTA_DIM, KV_BLOCK = 128, 1024
 
 
 def norm_qmv(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:

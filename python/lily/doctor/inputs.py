@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lily.doctor.reference import HEAD_DIM, PAGE, ROTARY_DIM
 from lily.doctor.reference_math import GENERATIONS
 from lily.doctor.slots import STRUCTS, Array, bf16_bits
 
 NO_TOKEN = 0xFFFFFFFF
 EPS = float(np.float32(1e-6))
-INV_FREQ = (1e7 ** (-np.arange(32) / 32)).astype(np.float32)
-PAGE, HEAD_DIM = 256, 256
+INV_FREQ = (1e7 ** (-np.arange(ROTARY_DIM // 2) / (ROTARY_DIM // 2))).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
