@@ -14,7 +14,7 @@ struct head_args {
 };
 
 // head_logits: as qmv, into the next generation's logits.
-//   grid: (vocab / mv_rows(K), 1, 1)
+//   grid: ((vocab + mv_rows(K) - 1) / mv_rows(K), 1, 1)
 //   const: K = hidden
 //   bytes: logits = vocab * 4
 //   used: encode_head
@@ -32,10 +32,10 @@ KERNEL(head_logits, 8)(
     constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K), SPLIT = mv_split(K);
     SHARED float part[SIMDS * MV_ROWS];
     inputs_ready();
-    const uint first = group.x * ROWS;
-    mv_partials<4, SPLIT>(x, w, scales, biases, K ? K : args.hidden, first, part, lane, simd);
+    const uint first = group.x * ROWS, left = args.vocab - first;
+    mv_partials<4, SPLIT>(x, w, scales, biases, K ? K : args.hidden, first, left, part, lane, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = tid; i < ROWS; i += SIMDS * SIMD_WIDTH)
+    for (uint i = tid; i < min(ROWS, left); i += SIMDS * SIMD_WIDTH)
         logits[state_next(step) * args.vocab + first + i] = mv_row<SPLIT>(part, i);
     outputs_follow();
 }

@@ -194,7 +194,7 @@ struct expert_mv_args {
 
 // expert_mv_gate_up: decode; one threadgroup makes mv_rows(K) values of one chosen expert, the shared one last. Each
 // chooses the experts for itself, the first one hands them on as moe_route does.
-//   grid: (larger(inner, shared_inner) / mv_rows(K), used + 1, 1)
+//   grid: ((larger(inner, shared_inner) + mv_rows(K) - 1) / mv_rows(K), used + 1, 1)
 //   const: K = hidden, E = experts
 //   bytes: logits = (experts + 1) * 4
 //   bytes: w = used * inner * hidden
@@ -241,9 +241,9 @@ KERNEL(expert_mv_gate_up, 8)(
     for (uint p = 0; p < 2; p++)
         mv_partials<4, SPLIT>(x, routed ? w : shared_w, routed ? scales : shared_scales,
                               routed ? biases : shared_biases, k, matrix + first + p * inner,
-                              part + p * SIMDS * MV_ROWS, lane, simd);
+                              inner - first, part + p * SIMDS * MV_ROWS, lane, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = tid; i < ROWS; i += SIMDS * SIMD_WIDTH) {
+    for (uint i = tid; i < min(ROWS, inner - first); i += SIMDS * SIMD_WIDTH) {
         const float gate = mv_row<SPLIT>(part, i), up = mv_row<SPLIT>(part + SIMDS * MV_ROWS, i);
         h[group.y * args.inner + first + i] = to_act(silu(gate) * up * (1.0f / float(SWIGLU_SHIFT)));
     }
@@ -254,7 +254,7 @@ constant constexpr uint DOWN_SPLIT = SIMD_WIDTH == 1 ? 1 : 4;  // simdgroups tha
 
 // expert_mv_down: decode; one threadgroup makes MV_ROWS values of every chosen expert's output, and adds them to the
 // residual stream as moe_combine does.
-//   grid: (hidden / MV_ROWS, 1, 1)
+//   grid: ((hidden + MV_ROWS - 1) / MV_ROWS, 1, 1)
 //   const: K = inner, KS = shared_inner
 //   bytes: w = used * inner * hidden / 2
 //   bytes: scales = used * inner * hidden / 32
@@ -279,17 +279,18 @@ KERNEL(expert_mv_down, 8)(
     constexpr uint SIMDS = simdgroups(8);
     SHARED float part[(MAX_USED + 1) * DOWN_SPLIT * MV_ROWS];
     inputs_ready();
-    const uint first = group.x * MV_ROWS;
+    const uint first = group.x * MV_ROWS, left = args.hidden - first;
     for (uint p = simd; p < (args.used + 1) * DOWN_SPLIT; p += SIMDS) {
         const uint e = p / DOWN_SPLIT;
         const bool routed = e < args.used;
         mv_part<4, DOWN_SPLIT>(h + e * args.inner, routed ? w : shared_w, routed ? scales : shared_scales,
                                routed ? biases : shared_biases,
                                routed ? (K ? K : args.inner) : (KS ? KS : args.shared_inner),
-                               (routed ? ids[e] * args.hidden : 0) + first, p % DOWN_SPLIT, part + p * MV_ROWS, lane);
+                               (routed ? ids[e] * args.hidden : 0) + first, left, p % DOWN_SPLIT, part + p * MV_ROWS,
+                               lane);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = tid; i < MV_ROWS; i += SIMDS * SIMD_WIDTH) {
+    for (uint i = tid; i < min(MV_ROWS, left); i += SIMDS * SIMD_WIDTH) {
         float sum = 0;
         for (uint j = 0; j <= args.used; j++) {
             const float y = mv_row<DOWN_SPLIT>(part + j * DOWN_SPLIT * MV_ROWS, i) * float(SWIGLU_SHIFT);

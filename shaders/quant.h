@@ -18,7 +18,7 @@ constant constexpr uint ROWS_PER_LANE = 2;
 constant constexpr uint LANE_K = 32;
 
 // The activations of one lane's chunk, prepared once and used for several rows.
-struct quant_x {
+template <uint BITS> struct quant_x {
     float v[LANE_K];
     float sum;
     template <class X> void load(X x, uint) thread {
@@ -34,7 +34,8 @@ struct quant_x {
 template <uint BITS> struct quant_acc {
     float acc;
     void clear() thread { acc = 0; }
-    void mac(const thread quant_x& x, device const uint4* w, device const bfloat* s, device const bfloat* b) thread {
+    void mac(const thread quant_x<BITS>& x, device const uint4* w, device const bfloat* s,
+             device const bfloat* b) thread {
         float dot = 0;
         for (uint j = 0; j < LANE_K * BITS / 128; j++) {
             const uint4 q = read_once(w + j);
@@ -58,17 +59,20 @@ constexpr uint mv_split(uint k) { return SIMD_WIDTH == 1 ? 1 : k == 0 ? 2 : k >=
 // Rows of a matrix-vector product that a threadgroup of 8 simdgroups makes.
 constexpr uint mv_rows(uint k) { return simdgroups(8) / mv_split(k) * MV_ROWS; }
 
+// Rows of a lane's that exist where the matrix goes on for `left` rows. All do on a GPU: sizes are multiples of 64.
+inline uint mv_lane_rows(uint left) { return SIMD_WIDTH == 1 ? min(ROWS_PER_LANE, left) : ROWS_PER_LANE; }
+
 // acc[r] += this lane's share of row r. w, scales and biases point at the simdgroup's first row; part of SPLIT takes
 // its share of k.
 template <uint BITS, uint SPLIT, class X>
 inline void mv_accumulate(thread quant_acc<BITS>* acc, X x, device const uint4* w, device const bfloat* scales,
-                          device const bfloat* biases, uint k, uint lane, uint part) {
+                          device const bfloat* biases, uint k, uint rows, uint lane, uint part) {
     const uint row = lane / LANES_PER_ROW;
     const uint first = (part * LANES_PER_ROW + lane % LANES_PER_ROW) * LANE_K;
     for (uint at = first; at < k; at += SPLIT * LANES_PER_ROW * LANE_K) {
-        quant_x xs;
+        quant_x<BITS> xs;
         xs.load(x + at, min(LANE_K, k - at));
-        for (uint r = 0; r < ROWS_PER_LANE; r++) {
+        for (uint r = 0; r < rows; r++) {
             const uint n = row + r * ROW_STRIDE;
             const uint g = n * (k / QUANT_GROUP) + at / QUANT_GROUP;
             acc[r].mac(xs, w + n * (k * BITS / 128) + at * BITS / 128, scales + g, biases + g);
@@ -77,32 +81,33 @@ inline void mv_accumulate(thread quant_acc<BITS>* acc, X x, device const uint4* 
 }
 
 // Writes the simdgroup's MV_ROWS partial sums to out. Every lane takes part.
-template <uint BITS> inline void mv_reduce(thread quant_acc<BITS>* acc, threadgroup float* out, uint lane) {
-    for (uint r = 0; r < ROWS_PER_LANE; r++) {
+template <uint BITS> inline void mv_reduce(thread quant_acc<BITS>* acc, threadgroup float* out, uint rows, uint lane) {
+    for (uint r = 0; r < rows; r++) {
         float t = acc[r].total();
         for (uint m = LANES_PER_ROW / 2; m > 0; m /= 2) t += simd_shuffle_xor(t, ushort(m));
         if (lane % LANES_PER_ROW == 0) out[r * ROW_STRIDE + lane / LANES_PER_ROW] = t;
     }
 }
 
-// One simdgroup's sums of MV_ROWS rows, from matrix row `row` on, over its part of SPLIT of k.
+// One simdgroup's sums of MV_ROWS rows, from matrix row `row` on, over its part of SPLIT of k. left: rows from there to
+// the matrix's end.
 template <uint BITS, uint SPLIT, class X>
 inline void mv_part(X x, device const uint4* w, device const bfloat* scales, device const bfloat* biases, uint k,
-                    uint row, uint part, threadgroup float* out, uint lane) {
-    const uint g = row * (k / QUANT_GROUP);
+                    uint row, uint left, uint part, threadgroup float* out, uint lane) {
+    const uint g = row * (k / QUANT_GROUP), rows = mv_lane_rows(left);
     quant_acc<BITS> acc[ROWS_PER_LANE];
-    for (uint r = 0; r < ROWS_PER_LANE; r++) acc[r].clear();
-    mv_accumulate<BITS, SPLIT>(acc, x, w + row * (k * BITS / 128), scales + g, biases + g, k, lane, part);
-    mv_reduce<BITS>(acc, out, lane);
+    for (uint r = 0; r < rows; r++) acc[r].clear();
+    mv_accumulate<BITS, SPLIT>(acc, x, w + row * (k * BITS / 128), scales + g, biases + g, k, rows, lane, part);
+    mv_reduce<BITS>(acc, out, rows, lane);
 }
 
 // The partial sums of a threadgroup's rows, from matrix row `row` on; after a barrier mv_row adds them up. part has
 // MV_ROWS places for each simdgroup.
 template <uint BITS, uint SPLIT, class X>
 inline void mv_partials(X x, device const uint4* w, device const bfloat* scales, device const bfloat* biases, uint k,
-                        uint row, threadgroup float* part, uint lane, uint simd) {
-    mv_part<BITS, SPLIT>(x, w, scales, biases, k, row + simd / SPLIT * MV_ROWS, simd % SPLIT, part + simd * MV_ROWS,
-                         lane);
+                        uint row, uint left, threadgroup float* part, uint lane, uint simd) {
+    mv_part<BITS, SPLIT>(x, w, scales, biases, k, row + simd / SPLIT * MV_ROWS, left, simd % SPLIT,
+                         part + simd * MV_ROWS, lane);
 }
 
 // Row i of a threadgroup's product: the sum of its SPLIT partial sums.

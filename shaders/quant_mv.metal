@@ -16,7 +16,7 @@ struct qmv_args {
 };
 
 // qmv: one threadgroup makes mv_rows(K) values of one row.
-//   grid: (n / mv_rows(K), rows, 1)
+//   grid: ((n + mv_rows(K) - 1) / mv_rows(K), rows, 1)
 //   const: BITS <= 8, K = k
 //   used: encode_moe
 template <uint BITS, uint K>
@@ -32,18 +32,18 @@ KERNEL(qmv, 8)(
 {
     constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K);
     SHARED float part[SIMDS * MV_ROWS];
-    const uint k = K ? K : args.k;
+    const uint k = K ? K : args.k, first = group.x * ROWS, left = args.n - first;
     inputs_ready();
     if (group.y >= step->rows) return;
-    mv_partials<BITS, mv_split(K)>(x + group.y * k, w, scales, biases, k, group.x * ROWS, part, lane, simd);
+    mv_partials<BITS, mv_split(K)>(x + group.y * k, w, scales, biases, k, first, left, part, lane, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    device float* out = y + group.y * args.n + group.x * ROWS;
-    for (uint i = tid; i < ROWS; i += SIMDS * SIMD_WIDTH) out[i] = mv_row<mv_split(K)>(part, i);
+    device float* out = y + group.y * args.n + first;
+    for (uint i = tid; i < min(ROWS, left); i += SIMDS * SIMD_WIDTH) out[i] = mv_row<mv_split(K)>(part, i);
     outputs_follow();
 }
 
 // qmv_add: as qmv, added to y.
-//   grid: (n / mv_rows(K), rows, 1)
+//   grid: ((n + mv_rows(K) - 1) / mv_rows(K), rows, 1)
 //   const: BITS <= 8, K = k
 //   reads: y = rows * n * 4
 //   used: encode_product_add
@@ -60,13 +60,13 @@ KERNEL(qmv_add, 8)(
 {
     constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K);
     SHARED float part[SIMDS * MV_ROWS];
-    const uint k = K ? K : args.k;
+    const uint k = K ? K : args.k, first = group.x * ROWS, left = args.n - first;
     inputs_ready();
     if (group.y >= step->rows) return;
-    mv_partials<BITS, mv_split(K)>(x + group.y * k, w, scales, biases, k, group.x * ROWS, part, lane, simd);
+    mv_partials<BITS, mv_split(K)>(x + group.y * k, w, scales, biases, k, first, left, part, lane, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    device float* out = y + group.y * args.n + group.x * ROWS;
-    for (uint i = tid; i < ROWS; i += SIMDS * SIMD_WIDTH) out[i] += mv_row<mv_split(K)>(part, i);
+    device float* out = y + group.y * args.n + first;
+    for (uint i = tid; i < min(ROWS, left); i += SIMDS * SIMD_WIDTH) out[i] += mv_row<mv_split(K)>(part, i);
     outputs_follow();
 }
 
@@ -77,7 +77,7 @@ struct norm_qmv_args {
 };
 
 // norm_qmv: decode; rms_norm, then qmv. Every threadgroup normalises the row for itself, the first one hands it on.
-//   grid: (n / mv_rows(K), 1, 1)
+//   grid: ((n + mv_rows(K) - 1) / mv_rows(K), 1, 1)
 //   const: BITS <= 8, K = k
 //   used: encode_normed
 template <uint BITS, uint K>
@@ -95,14 +95,14 @@ KERNEL(norm_qmv, 8)(
     constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K);
     SHARED act_t row[K ? K : MAX_HIDDEN];
     SHARED float part[SIMDS * MV_ROWS];
-    const uint k = K ? K : args.k;
+    const uint k = K ? K : args.k, first = group.x * ROWS, left = args.n - first;
     inputs_ready();
     normalise_row<SIMDS>(x, norm, row, k, args.eps, part, tid, lane, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (group.x == 0)
         for (uint i = tid; i < k; i += SIMDS * SIMD_WIDTH) h[i] = row[i];
-    mv_partials<BITS, mv_split(K)>(row, w, scales, biases, k, group.x * ROWS, part, lane, simd);
+    mv_partials<BITS, mv_split(K)>(row, w, scales, biases, k, first, left, part, lane, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = tid; i < ROWS; i += SIMDS * SIMD_WIDTH) y[group.x * ROWS + i] = mv_row<mv_split(K)>(part, i);
+    for (uint i = tid; i < min(ROWS, left); i += SIMDS * SIMD_WIDTH) y[first + i] = mv_row<mv_split(K)>(part, i);
     outputs_follow();
 }

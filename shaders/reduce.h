@@ -12,6 +12,30 @@ struct logit_stats {
 // The larger logit wins; equal ones go to the lower index.
 inline bool before(float a, uint ai, float b, uint bi) { return a > b || (a == b && ai < bi); }
 
+#ifndef LILY_TUNED_EXPS
+// The best of a lane's logits, every stride-th one; {most, index} stays where none is a number.
+inline void lane_best(device const float* logits, uint first, uint last, uint stride, thread float& most,
+                      thread uint& index) {
+    for (uint i = first; i < last; i += stride)
+        if (before(logits[i], i, most, index)) {
+            most = logits[i];
+            index = i;
+        }
+}
+
+// sum of exp(scale * (l - most)) over a lane's logits. Sums of 64 are summed, because one lane may own a vocabulary.
+inline float lane_exps(device const float* logits, uint first, uint last, uint stride, float scale, float most) {
+    float sum = 0;
+    for (uint run = first; run < last; run += 64 * stride) {
+        float few = 0;
+        for (uint i = run; i < min(run + 64 * stride, last); i += stride)
+            few += precise::exp(scale * (logits[i] - most));
+        sum += few;
+    }
+    return sum;
+}
+#endif
+
 // Replaces every thread's candidate by the best one of the threadgroup. part and at have SIMDS values.
 template <uint SIMDS>
 inline void group_best(thread float& most, thread uint& index, threadgroup float* part, threadgroup uint* at, uint lane,
@@ -40,23 +64,11 @@ inline logit_stats block_stats(device const float* logits, uint first, uint last
     logit_stats s;
     s.most = -INFINITY;
     s.index = NO_TOKEN;
-    for (uint i = first + tid; i < last; i += SIMDS * SIMD_WIDTH)
-        if (before(logits[i], i, s.most, s.index)) {
-            s.most = logits[i];
-            s.index = i;
-        }
+    lane_best(logits, first + tid, last, SIMDS * SIMD_WIDTH, s.most, s.index);
     group_best<SIMDS>(s.most, s.index, part, at, lane, simd);
     float sum = 0;
     // A block of logits that are all -inf has no weight.
-    // Sums of 64 are summed, because one lane may own a whole vocabulary.
-    constexpr uint STRIDE = SIMDS * SIMD_WIDTH, RUN = 64 * STRIDE;
-    if (s.most > -INFINITY)
-        for (uint run = first; run < last; run += RUN) {
-            float few = 0;
-            for (uint i = run + tid; i < min(run + RUN, last); i += STRIDE)
-                few += precise::exp(scale * (logits[i] - s.most));
-            sum += few;
-        }
+    if (s.most > -INFINITY) sum = lane_exps(logits, first + tid, last, SIMDS * SIMD_WIDTH, scale, s.most);
     s.sum = group_sum<SIMDS>(sum, part, lane, simd);
     return s;
 }

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lily import Engine, SamplingParams
+from lily import Engine, SamplingParams, _native
+
+NATIVE_ENGINE = _native.Engine  # before a test replaces it
 
 LENGTHS = (1, 63, 64, 65, 130, 1500)
 WHOLE = 2048
@@ -70,6 +75,28 @@ def test_number_of_threads_does_not_change_a_bit(device: str) -> None:
             results.append(logits_after(engine, random_ids(70)))
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_order_within_stages_does_not_change_a_bit(
+    device: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "metal":
+        pytest.skip("its double shuffles by itself")
+    results: list[Any] = []
+    for shuffle in (0, seed):
+        monkeypatch.setattr(_native, "Engine", functools.partial(NATIVE_ENGINE, shuffle=shuffle))
+        with (
+            Engine("demo", device=device, prefill_chunk=64, context=256, threads=2) as engine,
+            engine.session() as session,
+        ):
+            list(session.prefill(random_ids(70)))
+            results.append([session.logits])
+            sampled = SamplingParams(temperature=0.8, seed=5, presence_penalty=0.5)
+            for sampling in (SamplingParams(temperature=0.0), sampled):
+                list(session.step(4, sampling))
+                results[-1].append(session.logits)
+    np.testing.assert_array_equal(results[0], results[1])
 
 
 def test_simdgroups_agree_with_one_thread() -> None:

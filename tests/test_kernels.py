@@ -12,7 +12,7 @@ from launch import DEVICES, variants
 from lily import _native
 from lily.doctor import reference, reference_head, reference_math
 from lily.doctor.cases import GENERATORS, Case, cases
-from lily.doctor.kernels import CONSTANTS, KERNELS, compare, memory_of, run, same_bits
+from lily.doctor.kernels import CONSTANTS, KERNELS, compare, memory_of, multiplies_integers, run, same_bits
 from lily.doctor.references import REFERENCES
 from lily.doctor.slots import Array, words_per_element
 from lily.errors import LilyError
@@ -28,9 +28,9 @@ def variant_id(value: Any) -> str | None:
     return None
 
 
-def check(kernel: Mapping[str, Any], case: Case, after: Mapping[str, Array]) -> None:
+def check(kernel: Mapping[str, Any], case: Case, after: Mapping[str, Array], device: str) -> None:
     """Compares what a launch wrote with the reference."""
-    reason = compare(kernel, case, after).reason
+    reason = compare(kernel, case, after, device).reason
     assert not reason, f"{kernel['name']} ({case.label}): {reason}"
 
 
@@ -51,18 +51,24 @@ def test_every_kernel_has_a_variant(device: str) -> None:
     assert {name for name, _ in _native.variants(device)} == set(KERNELS)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_only_the_fast_cpu_device_multiplies_integers(device: str) -> None:
+    if device != "metal":  # its double can have either width
+        assert multiplies_integers(device) == (device == "cpu")
+
+
 @pytest.mark.parametrize(("device", "name", "consts"), VARIANTS, ids=variant_id)
 def test_kernel(device: str, name: str, consts: dict[str, int]) -> None:
     kernel = KERNELS[name]
     for case in cases(name, consts, small=device != "cpu"):
         after = run(device, kernel, case)
-        check(kernel, case, after)
+        check(kernel, case, after, device)
         assert same_bits(after, run(device, kernel, case)), f"{name} ({case.label}): a second run differs"
         shared = run(device, kernel, case, threads=2)
         assert same_bits(after, shared), f"{name} ({case.label}): two threads differ from one"
         if generic := generic_form(kernel, case):
             plain = run(device, kernel, generic)
-            check(kernel, generic, plain)
+            check(kernel, generic, plain, device)
             assert splits_otherwise(device, case) or same_bits(after, plain), (
                 f"{name} ({case.label}): the generic form differs"
             )

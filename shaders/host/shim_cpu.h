@@ -316,6 +316,7 @@ inline const char* run_group(uint simds, const ThreadBody& body) {
 #endif
 
 #if LILY_WIDTH == 1
+#include "lanes_cpu.h"
 #include "q4_cpu.h"
 #elif defined(LILY_TENSOR_OPS)
 #include "mpp.h"

@@ -106,13 +106,37 @@ void bind_config(py::module_& m) {
         py::arg("device"));
 }
 
+// A launch as lily.plan takes it.
+py::dict launch_dict(const Launch& launch) {
+    const KernelInfo& kernel = *launch.kernel;
+    uint64_t read[kMaxSlots], written[kMaxSlots];
+    kernel.traffic(launch.args.data(), launch.consts.data(), read, written);
+    py::dict consts;
+    for (uint32_t i = 0; i < kernel.const_count; ++i) consts[kernel.consts[i].name] = launch.consts[i];
+    py::list slots;
+    for (uint32_t i = 0; i < kernel.slot_count; ++i) {
+        const SlotRef& slot = launch.slots[i];
+        slots.append(py::dict(py::arg("name") = kernel.slots[i].name, py::arg("written") = kernel.slots[i].written,
+                              py::arg("buffer") = slot.buffer.index, py::arg("offset") = slot.offset,
+                              py::arg("bytes") = slot.bytes, py::arg("bytes_read") = read[i],
+                              py::arg("bytes_written") = written[i]));
+    }
+    return py::dict(py::arg("kernel") = kernel.name, py::arg("consts") = consts, py::arg("label") = launch.label,
+                    py::arg("layer") = launch.layer, py::arg("recorded") = launch.recorded,
+                    py::arg("stage") = launch.stage, py::arg("slots") = slots);
+}
+
 void bind_plans(py::module_& m) {
     m.def(
-        "plan_text",
-        [](const Config& config, const std::string& plan, uint32_t context, uint32_t chunk, uint32_t sessions) {
-            return plan_text(config, {.device = "cpu", .context = context, .chunk = chunk, .sessions = sessions}, plan);
+        "plan",
+        [](const Config& config, const std::string& name, uint32_t context, uint32_t chunk, uint32_t sessions) {
+            const Plan plan =
+                named_plan(config, {.device = "cpu", .context = context, .chunk = chunk, .sessions = sessions}, name);
+            py::list launches;
+            for (const Launch& launch : plan.launches) launches.append(launch_dict(launch));
+            return py::make_tuple(plan.name, launches);
         },
-        py::arg("config"), py::arg("plan"), py::kw_only(), py::arg("context"), py::arg("prefill_chunk"),
+        py::arg("config"), py::arg("name"), py::kw_only(), py::arg("context"), py::arg("prefill_chunk"),
         py::arg("max_sessions"));
     m.def(
         "metal_sources",
@@ -126,7 +150,7 @@ void bind_plans(py::module_& m) {
 
 std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::tuple>& tensors,
                                     const std::string& device, uint32_t context, uint32_t chunk, uint32_t threads,
-                                    uint32_t sessions, const py::object& progress) {
+                                    uint32_t sessions, const py::object& progress, uint32_t shuffle) {
     std::vector<TensorSource> sources;
     for (const py::tuple& t : tensors)
         sources.push_back({t[0].cast<std::string>(), t[1].cast<std::string>(), t[2].cast<std::string>(),
@@ -138,8 +162,12 @@ std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::
         if (PyErr_CheckSignals() != 0) throw py::error_already_set();
         if (!progress.is_none()) progress(done, total);
     };
-    const EngineOptions options{
-        .device = device, .context = context, .chunk = chunk, .sessions = sessions, .threads = threads};
+    const EngineOptions options{.device = device,
+                                .context = context,
+                                .chunk = chunk,
+                                .sessions = sessions,
+                                .threads = threads,
+                                .shuffle = shuffle};
     return without_gil([&] { return std::make_shared<Engine>(config, sources, options, report); });
 }
 
@@ -159,7 +187,7 @@ void bind_engine(py::module_& m) {
     py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
         .def(py::init(&open_engine), py::arg("config"), py::arg("tensors"), py::kw_only(), py::arg("device"),
              py::arg("context"), py::arg("prefill_chunk"), py::arg("threads"), py::arg("max_sessions"),
-             py::arg("progress") = py::none())
+             py::arg("progress") = py::none(), py::arg("shuffle") = 0)
         .def("info", &engine_info)
         .def("close", [](Engine& engine) { without_gil([&] { engine.close(); }); })
         .def("session", [](const std::shared_ptr<Engine>& engine) {

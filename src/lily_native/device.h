@@ -76,7 +76,9 @@ public:
 // width 1 is the fast device, width 32 the one that behaves as a GPU does (32 lanes, real barriers).
 // threads = 0 takes one per physical core that this process may use.
 // object names the shared object with the shaders where it is not the usual one of the width.
-std::unique_ptr<Device> make_cpu_device(uint32_t width, uint32_t threads, const char* object = nullptr);
+// shuffle, unless 0, is the seed of an order in which each stage's threadgroups run: it must not matter.
+std::unique_ptr<Device> make_cpu_device(uint32_t width, uint32_t threads, const char* object = nullptr,
+                                        uint32_t shuffle = 0);
 
 #if LILY_METAL
 // The GPU of this machine. Throws kUnsupported when it has none that can run the shaders.

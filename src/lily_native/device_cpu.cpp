@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -107,7 +109,8 @@ struct Stage {
     Item* first;
     uint32_t count;
     uint32_t chunks;
-    bool alone;  // too little work to wake a thread for
+    bool alone;                      // too little work to wake a thread for
+    uint32_t stride = 1, start = 0;  // chunk i is the (i * stride + start) % chunks th of the items' own
 };
 
 class CpuProgram final : public Program {
@@ -122,7 +125,7 @@ public:
 
 class CpuDevice final : public Device {
 public:
-    CpuDevice(uint32_t width, uint32_t threads, const std::string& object);
+    CpuDevice(uint32_t width, uint32_t threads, const std::string& object, uint32_t shuffle);
     ~CpuDevice() override;
 
     BufferId allocate(const char* name, uint64_t bytes) override;
@@ -144,7 +147,7 @@ private:
     const Mapping& mapping(BufferId buffer) const;
     const CpuKernel& find(const KernelInfo& kernel, const Consts& consts) const;
     void place(const Launch& launch, Item& item) const;
-    void split(Stage& stage) const;
+    void split(Stage& stage);
     void run_stage(const Stage& stage);
     [[noreturn]] void fail(const Stage& stage, const Item& item) const;
 
@@ -153,13 +156,17 @@ private:
     std::vector<Mapping> buffers_;
     std::vector<uint32_t> free_;
     std::unique_ptr<ThreadPool> pool_;
+    uint32_t shuffle_;
+    std::minstd_rand random_;
     Ticket ticket_ = 0;
 };
 
-CpuDevice::CpuDevice(uint32_t width, uint32_t threads, const std::string& object)
+CpuDevice::CpuDevice(uint32_t width, uint32_t threads, const std::string& object, uint32_t shuffle)
     : object_(open_object(object, width)),
       variants_(kKernelCount),
-      pool_(std::make_unique<ThreadPool>(threads > 0 ? threads : usable_cores())) {
+      pool_(std::make_unique<ThreadPool>(threads > 0 ? threads : usable_cores())),
+      shuffle_(shuffle),
+      random_(shuffle) {
     for (uint32_t i = 0; i < object_->count; ++i)
         variants_.at(object_->kernels[i].kernel).push_back(&object_->kernels[i]);
 }
@@ -254,7 +261,7 @@ std::unique_ptr<Program> CpuDevice::prepare(const Plan& plan) {
     return program;
 }
 
-void CpuDevice::split(Stage& stage) const {
+void CpuDevice::split(Stage& stage) {
     uint64_t groups = 0, bytes = 0;
     for (Item& item : std::span(stage.first, stage.count)) {
         groups += item.groups;
@@ -262,12 +269,16 @@ void CpuDevice::split(Stage& stage) const {
     }
     stage.alone = pool_->size() == 1 || groups <= 1 || bytes <= kInlineBytes;
     // A few chunks per thread even out threadgroups of unequal length.
-    const uint32_t chunks_per_launch = stage.alone ? 1 : pool_->size() * 4;
+    const uint32_t chunks_per_launch = shuffle_ ? UINT32_MAX : stage.alone ? 1 : pool_->size() * 16;
     for (Item& item : std::span(stage.first, stage.count)) {
         item.first_chunk = stage.chunks;
-        item.groups_per_chunk = std::max(1u, (item.groups + chunks_per_launch - 1) / chunks_per_launch);
+        item.groups_per_chunk = std::max(1u, (item.groups - 1) / chunks_per_launch + 1);
         stage.chunks += (item.groups + item.groups_per_chunk - 1) / item.groups_per_chunk;
     }
+    if (!shuffle_ || stage.chunks == 0) return;
+    stage.start = random_() % stage.chunks;
+    do stage.stride = random_() % stage.chunks + 1;
+    while (std::gcd(stage.stride, stage.chunks) != 1);
 }
 
 Ticket CpuDevice::submit(std::span<const Program* const> programs) {
@@ -279,6 +290,7 @@ Ticket CpuDevice::submit(std::span<const Program* const> programs) {
 
 void run_chunk(void* context, uint32_t chunk) {
     const Stage& stage = *static_cast<const Stage*>(context);
+    chunk = static_cast<uint32_t>((uint64_t{chunk} * stage.stride + stage.start) % stage.chunks);
     uint32_t i = stage.count - 1;
     while (stage.first[i].first_chunk > chunk) --i;
     Item& item = stage.first[i];
@@ -330,10 +342,10 @@ std::vector<Variant> CpuDevice::variants() const {
 
 }  // namespace
 
-std::unique_ptr<Device> make_cpu_device(uint32_t width, uint32_t threads, const char* object) {
+std::unique_ptr<Device> make_cpu_device(uint32_t width, uint32_t threads, const char* object, uint32_t shuffle) {
     if (width != 1 && width != 32) throw Error(ErrorKind::kValue, "cpu: the SIMD width is 1 or 32");
     if (object == nullptr) object = width == 1 ? best_object() : "liblily_cpu32";
-    return std::make_unique<CpuDevice>(width, threads, object);
+    return std::make_unique<CpuDevice>(width, threads, object, shuffle);
 }
 
 }  // namespace lily

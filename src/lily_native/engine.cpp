@@ -65,7 +65,7 @@ std::unique_ptr<Device> open_device(const EngineOptions& options) {
         if (options.device != "auto" || error.kind() != ErrorKind::kUnsupported) throw;
     }
 #endif
-    return make_cpu_device(device == "cpu32" ? 32 : 1, options.threads);
+    return make_cpu_device(device == "cpu32" ? 32 : 1, options.threads, nullptr, options.shuffle);
 }
 
 // Sizes for people, in units of 2^30 bytes.
@@ -174,13 +174,15 @@ std::map<std::string, std::string> metal_sources(const Config& config, const Eng
     return sources;
 }
 
-std::string plan_text(const Config& config, const EngineOptions& options, const std::string& plan) {
+Plan named_plan(const Config& config, const EngineOptions& options, const std::string& name) {
     const Model model = model_without_memory(config, options);
-    if (plan == "decode") return describe(record_body(model, {.decode = true, .rows = 1, .blocks = 1}));
-    if (plan == "prefill") return describe(record_body(model, {.decode = false, .rows = options.chunk, .blocks = 1}));
-    if (plan == "greedy") return describe(record_tail(model, Tail::kGreedy));
-    if (plan == "sampled") return describe(record_tail(model, Tail::kSampled));
-    throw Error(ErrorKind::kValue, "no plan is called " + plan);
+    if (name == "decode") return record_body(model, {.decode = true, .rows = 1, .blocks = 1});
+    if (name == "decode-blocks")
+        return record_body(model, {.decode = true, .rows = 1, .blocks = model.capacity.attention_blocks()});
+    if (name == "prefill") return record_body(model, {.decode = false, .rows = options.chunk, .blocks = 1});
+    if (name == "greedy") return record_tail(model, Tail::kGreedy);
+    if (name == "sampled") return record_tail(model, Tail::kSampled);
+    throw Error(ErrorKind::kValue, "no plan is called " + name);
 }
 
 Engine::Engine(const Config& config, const std::vector<TensorSource>& tensors, const EngineOptions& options,

@@ -35,6 +35,7 @@ struct EngineOptions {
     uint32_t chunk = 0;
     uint32_t sessions = 0;
     uint32_t threads = 0;  // 0: one per physical core
+    uint32_t shuffle = 0;  // of a CPU device, for tests
 };
 
 // Bytes that an engine takes. kv is what one session needs at full context; pages are committed as they are used, on
@@ -51,9 +52,9 @@ struct MemoryPlan {
 
 MemoryPlan plan_memory(const Config& config, const EngineOptions& options);
 
-// The text of one recorded plan ("decode", "prefill", "greedy" or "sampled") of an engine with these options. Needs
-// neither weights nor a device; kValue for another name.
-std::string plan_text(const Config& config, const EngineOptions& options, const std::string& plan);
+// A recorded plan of an engine with these options: "decode", "decode-blocks" (behind a long context), "prefill",
+// "greedy" or "sampled". Needs neither weights nor a device; kValue for another name.
+Plan named_plan(const Config& config, const EngineOptions& options, const std::string& name);
 
 // By .metal file, the text that a Metal device would compile for this model.
 std::map<std::string, std::string> metal_sources(const Config& config, const EngineOptions& options, bool tensor_ops);

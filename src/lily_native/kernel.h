@@ -158,6 +158,7 @@ struct Launch {
     alignas(16) std::array<std::byte, kMaxArgBytes> args{};
     const char* label = "";  // static text
     int32_t layer = -1;
+    uint32_t recorded = 0;  // place in the order that the model was written down in
     uint32_t stage = 0;
 };
 

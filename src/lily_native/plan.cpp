@@ -1,10 +1,8 @@
 #include "plan.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <iterator>
 #include <map>
-#include <numeric>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -100,43 +98,13 @@ uint32_t level(std::vector<Launch>& launches) {
     return last_stage;
 }
 
-struct Traffic {
-    uint64_t read = 0, written = 0;
-};
-
-Traffic traffic_of(const Launch& launch) {
-    std::array<uint64_t, kMaxSlots> read{}, written{};
-    launch.kernel->traffic(launch.args.data(), launch.consts.data(), read.data(), written.data());
-    return {std::accumulate(read.begin(), read.end(), uint64_t{0}),
-            std::accumulate(written.begin(), written.end(), uint64_t{0})};
-}
-
-std::string kernel_text(const Launch& launch) {
-    std::string text = launch.kernel->name;
-    for (uint32_t i = 0; i < launch.kernel->const_count; ++i) {
-        text += i == 0 ? " " : ",";
-        text += std::string(launch.kernel->consts[i].name) + "=" + std::to_string(launch.consts[i]);
-    }
-    return text;
-}
-
-// One line of the table; the last columns are bytes read and written.
-std::string line(const std::string& stage, const std::string& index, const std::string& kernel,
-                 const std::string& place, const std::string& read, const std::string& written) {
-    char text[256];
-    const int size = std::snprintf(text, sizeof(text), "%6s %6s  %-44s %-24s %14s %14s\n", stage.c_str(), index.c_str(),
-                                   kernel.c_str(), place.c_str(), read.c_str(), written.c_str());
-    if (size < 0) return {};
-    if (static_cast<size_t>(size) < sizeof(text)) return text;
-    return stage + " " + index + "  " + kernel + " " + place + " " + read + " " + written + "\n";
-}
-
 }  // namespace
 
 void Recorder::add(Launch launch) {
     check_launch(launch);
     launch.label = label_;
     launch.layer = layer_;
+    launch.recorded = static_cast<uint32_t>(launches_.size());
     launches_.push_back(launch);
 }
 
@@ -162,26 +130,6 @@ std::vector<Variant> variants_of(std::span<const Plan> plans) {
             if (seen.emplace(launch.kernel->index, launch.consts).second)
                 variants.push_back({launch.kernel, launch.consts});
     return variants;
-}
-
-std::string describe(const Plan& plan) {
-    std::string text = "plan " + plan.name + "\n";
-    text += line("stage", "launch", "kernel", "place", "read", "written");
-    Traffic total;
-    for (size_t i = 0; i < plan.launches.size(); ++i) {
-        const Launch& launch = plan.launches[i];
-        const Traffic traffic = traffic_of(launch);
-        total.read += traffic.read;
-        total.written += traffic.written;
-        std::string place = launch.label;
-        if (launch.layer >= 0) place += (place.empty() ? "" : " ") + std::to_string(launch.layer);
-        text += line(std::to_string(launch.stage), std::to_string(i), kernel_text(launch), place,
-                     std::to_string(traffic.read), std::to_string(traffic.written));
-    }
-    text += "total: " + std::to_string(plan.launches.size()) + " launches, " + std::to_string(plan.stage_count) +
-            " stages, " + std::to_string(total.read) + " bytes read, " + std::to_string(total.written) +
-            " bytes written\n";
-    return text;
 }
 
 }  // namespace lily

@@ -42,7 +42,4 @@ private:
     int layer_ = -1;
 };
 
-// Text table of a plan: stage, launch, kernel and consts, label, layer, bytes read and written; then totals.
-std::string describe(const Plan& plan);
-
 }  // namespace lily

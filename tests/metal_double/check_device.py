@@ -40,11 +40,10 @@ def test_step__two_in_flight_one_pass_each(double: Double, expected: list[int]) 
 
 def plan_size(name: str) -> tuple[int, int]:
     """Launches and stages of a plan of the demo model."""
-    from lily.plan import plan_text
+    from lily.plan import record, shape_config
 
-    lines = plan_text(name, "demo", context=512, prefill_chunk=64).splitlines()
-    words = next(line for line in lines if line.startswith("total: ")).split()
-    return int(words[1]), int(words[3])
+    plan = record(shape_config("demo"), name, context=512, prefill_chunk=64)
+    return len(plan.launches), plan.stages
 
 
 @pytest.mark.parametrize("stop", range(1, 6))

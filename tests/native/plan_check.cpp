@@ -117,10 +117,7 @@ void check_stages() {
     std::string order;
     for (const Launch& launch : plan.launches) order += std::to_string(launch.stage) + launch.label[0];
     expect(order == "0h0h1h1t2t" && plan.stage_count == 3, "stages: " + order);
-    const std::string text = describe(plan);
-    expect(text.find("add_row") != std::string::npos && text.find("head 3") != std::string::npos &&
-               text.ends_with("total: 5 launches, 3 stages, 288 bytes read, 144 bytes written\n"),
-           text);
+    expect(plan.launches[0].layer == 3 && plan.launches[1].recorded == 2 && plan.launches[2].recorded == 1, "places");
     expect(run.finish("empty").stage_count == 0, "a finished recorder is empty");
 }
 

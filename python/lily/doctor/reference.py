@@ -6,7 +6,8 @@ They follow the model's mathematics (transformers modeling_qwen3_5_moe.py judges
 threads, lanes or tiles. What is part of a kernel's contract and visible in its numbers is here too: which
 weights are rounded to half, which results saturate, ties, integer masses.
 
-A function takes (s, a, c): slots, args and consts. Slots arrive decoded, in the shape of their declaration
+A function takes (s, a, c): slots, args, and consts with `integers`, which says whether the device multiplies
+16-bit integers in products of single rows. Slots arrive decoded, in the shape of their declaration
 (`expected` in references.py does that from the kernel table): numbers as float64 or int64, structs as
 namespaces. It returns an `Out` per written slot.
 """
@@ -76,7 +77,7 @@ def gated_rms_norm(s: Slots, a: Any, c: Any) -> dict[str, Out]:
 def qmv(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     rows = s.step.rows
     y, scale = kept(s.y), np.zeros(s.y.shape)
-    y[:rows], scale[:rows] = product(s.x[:rows], s.w, s.scales, s.biases, c.BITS)
+    y[:rows], scale[:rows] = product(s.x[:rows], s.w, s.scales, s.biases, c.BITS, integers=c.integers)
     return {"y": Out(y, scale)}
 
 

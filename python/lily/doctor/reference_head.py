@@ -15,7 +15,7 @@ TOKEN_RING, VOCAB_BLOCK, MAX_BIAS = 64, 4096, 1024
 def head_logits(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     logits, scale = kept(s.logits), np.zeros(s.logits.shape)
     place = s.step.session, next_generation(s.step)
-    logits[place], scale[place] = product(s.x, s.w, s.scales, s.biases)
+    logits[place], scale[place] = product(s.x, s.w, s.scales, s.biases, integers=c.integers)
     return {"logits": Out(logits, scale)}
 
 

@@ -32,8 +32,23 @@ def weight_parts(w: Array, scales: Array, biases: Array, bits: int) -> tuple[Arr
     return q, np.repeat(scales, QUANT_GROUP, -1), np.repeat(biases, QUANT_GROUP, -1)
 
 
-def product(x: Array, w: Array, scales: Array, biases: Array, bits: int = 4) -> tuple[Array, Array]:
-    """x W^T with exact weights, [rows, n], and its scale."""
+def integer_unit(x: Array) -> Array:
+    """What a 16-bit integer stands for that some devices multiply instead of x: a power of two per group."""
+    groups = np.abs(x).reshape(*x.shape[:-1], -1, QUANT_GROUP).max(-1)
+    exponent = np.floor(np.log2(np.maximum(groups, 2.0**-100)))
+    return np.repeat(2.0 ** (exponent - 14), QUANT_GROUP, -1)
+
+
+def product(
+    x: Array, w: Array, scales: Array, biases: Array, bits: int = 4, *, integers: bool = False
+) -> tuple[Array, Array]:
+    """x W^T with exact weights, [rows, n], and its scale.
+
+    integers: the device multiplies integers, not x, with 4-bit weights.
+    """
+    if integers and bits == 4:
+        unit = integer_unit(x)
+        x = np.rint(x / unit) * unit
     q, s, b = weight_parts(w, scales, biases, bits)
     return x @ (q * s + b).T, np.abs(x) @ (q * np.abs(s) + np.abs(b)).T
 

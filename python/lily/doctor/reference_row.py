@@ -28,6 +28,7 @@ from lily.doctor.reference import (
 from lily.doctor.reference_math import (
     SWIGLU_SHIFT,
     Slots,
+    integer_unit,
     kept,
     product,
     rms,
@@ -59,9 +60,12 @@ def act_slack(x: Array, scale: Array) -> Array:
 
 def norm_qmv(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     h = saturated(rms(s.x, a.eps) * s.norm)
-    y, scale = product(half_values(h), s.w, s.scales, s.biases, c.BITS)
+    x, moved = half_values(h), act_slack(h, np.abs(h))
+    y, scale = product(x, s.w, s.scales, s.biases, c.BITS, integers=c.integers)
+    if c.integers and c.BITS == 4:
+        moved += np.where(moved > 0, integer_unit(x), 0) * 2.0**24 / LEAST_ULPS
     q, weight, bias = weight_parts(s.w, s.scales, s.biases, c.BITS)
-    moved = np.abs(q * weight + bias) @ act_slack(h, np.abs(h))
+    moved = np.abs(q * weight + bias) @ moved
     return {"h": Out(h, np.abs(h)), "y": Out(y, scale + moved)}
 
 
@@ -169,7 +173,7 @@ def expert_mv_gate_up(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     matrices = [(s.w[e], s.scales[e], s.biases[e]) for e in routed["ids"].value[0].astype(int)]
     at = 0
     for w, scales, biases in [*matrices, (s.shared_w, s.shared_scales, s.shared_biases)]:
-        value, size = product(s.x, w, scales, biases)
+        value, size = product(s.x, w, scales, biases, integers=c.integers)
         n = len(value) // 2
         h[at : at + n], scale[at : at + n] = swiglu(value[:n], size[:n], value[n:], size[n:])
         at += n
@@ -187,7 +191,7 @@ def expert_mv_down(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     matrices = [(s.w[e], s.scales[e], s.biases[e]) for e in s.ids]
     for j, matrix in enumerate([*matrices, (s.shared_w, s.shared_scales, s.shared_biases)]):
         own = h[j * a.inner :][: a.inner if j < a.used else a.shared_inner]
-        value, size = product(own, *matrix)
+        value, size = product(own, *matrix, integers=c.integers)
         x += s.weights[j] * value
         scale += np.abs(s.weights[j]) * size
     return {"x": Out(x, scale)}

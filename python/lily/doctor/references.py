@@ -21,8 +21,12 @@ def expected(
     consts: Mapping[str, int],
     slots: Mapping[str, Array],
     constants: Mapping[str, int],
+    *,
+    integers: bool = False,
 ) -> dict[str, Out]:
     """Runs the reference of a kernel of the table on the memory of its slots.
+
+    integers: the device multiplies 16-bit integers in products of single rows.
 
     Raises:
         KeyError: the kernel has no reference.
@@ -35,4 +39,4 @@ def expected(
     floats = {
         arg["name"]: np.float64(np.float32(args[arg["name"]])) for arg in kernel["args"] if arg["type"] == "f"
     }
-    return REFERENCES[kernel["name"]](views, Space(**{**args, **floats}), Space(**consts))
+    return REFERENCES[kernel["name"]](views, Space(**{**args, **floats}), Space(**consts, integers=integers))

@@ -1,0 +1,85 @@
+// Tuned bodies of the helpers of lily.h, norm.h and reduce.h for the CPU at width 1, where one lane has all values of a
+// threadgroup. Sums are fp32, in an order that depends on nothing but how many values there are.
+#pragma once
+
+#include "vectors_cpu.h"
+
+#define LILY_TUNED_LANE_DOT
+template <uint N>
+LILY_INLINE float lane_dot(const float* a, const float* b) {
+    if constexpr (N % 8 != 0) {
+        float sum = 0;
+        for (uint i = 0; i < N; ++i) sum = fma(a[i], b[i], sum);
+        return sum;
+    } else {
+        constexpr uint CHAINS = N % 32 == 0 ? 4 : 1;  // independent sums hide the latency of an addition
+        f8 sum[CHAINS] = {};
+        for (uint i = 0; i < N; i += 8 * CHAINS)
+            for (uint c = 0; c < CHAINS; ++c) sum[c] = fma8(load8(a + i + 8 * c), load8(b + i + 8 * c), sum[c]);
+        for (uint c = 1; c < CHAINS; ++c) sum[0] += sum[c];
+        return sum8(sum[0]);
+    }
+}
+
+#define LILY_TUNED_LARGEST
+inline float lane_largest(const float* v, uint n) {
+    f8 high = splat8(-kInfinity);
+    uint i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const f8 x = load8(v + i);
+        high = high < x ? x : high;  // a NaN is never larger
+    }
+    float most = -kInfinity;
+    for (; i < n; ++i) most = max(most, v[i]);
+    for (uint j = 0; j < 8; ++j) most = max(most, high[j]);
+    return most;
+}
+inline uint lane_find(const float* v, uint n, float wanted) {
+    uint i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const i8 same = load8(v + i) == splat8(wanted);
+        if (((same[0] | same[1]) | (same[2] | same[3])) | ((same[4] | same[5]) | (same[6] | same[7]))) break;
+    }
+    while (i < n && v[i] != wanted) ++i;
+    return i;
+}
+
+#define LILY_TUNED_EXPS
+inline void lane_best(const float* logits, uint first, uint last, uint, float& most, uint& index) {
+    const float high = lane_largest(logits + first, last - first);
+    const uint at = first + lane_find(logits + first, last - first, high);
+    if (at == last) return;
+    most = high;
+    index = at;
+}
+inline float lane_exps(const float* logits, uint first, uint last, uint, float scale, float most) {
+    float sum = 0;
+    for (uint i = first; i < last;) {
+        float few[8] = {};
+        const uint end = min(i + 512, last);
+        for (; i + 8 <= end; i += 8)
+            for (uint j = 0; j < 8; ++j) few[j] += precise::exp(scale * (logits[i + j] - most));
+        for (; i < end; ++i) few[0] += precise::exp(scale * (logits[i] - most));
+        sum += ((few[0] + few[4]) + (few[2] + few[6])) + ((few[1] + few[5]) + (few[3] + few[7]));
+    }
+    return sum;
+}
+
+#define LILY_TUNED_SQUARES
+inline float lane_squares(const float* x, uint n, uint, uint) {
+    f8 sum[4] = {};
+    uint i = 0;
+    for (; i + 32 <= n; i += 32)
+        for (uint c = 0; c < 4; ++c) sum[c] = fma8(load8(x + i + 8 * c), load8(x + i + 8 * c), sum[c]);
+    float rest = 0;
+    for (; i < n; ++i) rest = fma(x[i], x[i], rest);
+    return sum8((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest;
+}
+
+#define LILY_TUNED_SCALED
+inline void store_scaled(act_t* y, const float* x, const bfloat* w, float scale, uint n, uint, uint) {
+    for (uint i = 0; i < n; i += 8) {  // sizes are multiples of 64
+        const h8 rounded = narrow_act8(load8(x + i) * splat8(scale) * load_bfloat8(w + i));
+        __builtin_memcpy(y + i, &rounded, sizeof rounded);
+    }
+}
