@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from lily import _native
 
@@ -44,6 +46,31 @@ SHAPES: dict[str, dict[str, int]] = {
         "shared_inner": 512,
     },
 }
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums of a plan: launches, stages, and the bytes that its launches read and write."""
+
+    launches: int
+    stages: int
+    read: int
+    written: int
+
+
+def totals(config: Mapping[str, int | float], plan: str, *, context: int) -> Totals:
+    """Return the sums of a plan.
+
+    Args:
+        config: Keyword arguments of _native.Config, as Checkpoint.config has them.
+        plan: One of PLANS.
+        context: Tokens in the cache, all of which are attended to.
+    """
+    text = _native.plan_text(
+        _native.Config(**config), plan, context=context, prefill_chunk=2048, max_sessions=1
+    )
+    launches, stages, read, written = map(int, re.findall(r"\d+", text.splitlines()[-1]))
+    return Totals(launches, stages, read, written)
 
 
 def plan_text(plan: str, shape: str, *, context: int = 4096, prefill_chunk: int = 2048) -> str:
