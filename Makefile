@@ -39,7 +39,7 @@ format: $(VENV)/linted  ## rewrite sources in the project's style, and docs/KERN
 	$(BIN)/python tools/kernel_table.py --shaders shaders --out-dir build/lint --docs docs/KERNELS.md
 
 bench: $(VENV)/tested  ## measure decode and prefill of the demo model beside mlx-lm, in one run
-	$(BIN)/python tools/bench.py
+	$(BIN)/lily bench peers --context 64 --tokens 64 --prefill 64,512
 
 sanitize: $(VENV)/tested $(VENV)/linted  ## kernel, checkpoint and engine tests under AddressSanitizer and UBSan
 	JOBS=$(JOBS) BIN=$(abspath $(BIN)) sh tools/sanitize.sh

@@ -1,55 +1,40 @@
-"""Write a random checkpoint in MLX 4-bit layout, with any counts.
+"""Write a random checkpoint in MLX 4-bit layout, with any counts, and say which tensors one has.
 
-The weights mean nothing, but activations stay in a sane range, so that engines can be compared on shapes the
-shipped model does not have. From a shell: `python tests/make_checkpoint.py FOLDER --hidden 192 --shards 2`.
+From a shell: `python tests/make_checkpoint.py FOLDER --hidden 192 --shards 2`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import math
-import shutil
-import zlib
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from lily.bench.synthetic import (
+    CONV_WIDTH,
+    DELTA_DIM,
+    FULL_SIZE,
+    GROUP,
+    HEAD_DIM,
+    INDEX,
+    Shape,
+    config_json,
+    random_tensor,
+    write_checkpoint,
+    write_safetensors,
+)
 
-DEMO = Path(__file__).resolve().parent.parent / "python" / "lily" / "demo"
-HEAD_DIM, DELTA_DIM, CONV_WIDTH, GROUP = 256, 128, 4, 64
-INDEX = "model.safetensors.index.json"
-_NUMPY: dict[str, np.dtype[Any]] = {"U32": np.dtype("<u4"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4")}
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Counts of a model; the default resembles neither the shipped model nor the full-size one."""
-
-    vocab: int = 320
-    hidden: int = 192
-    layers: int = 5
-    attention_interval: int = 2
-    heads: int = 6
-    kv_heads: int = 2
-    delta_key_heads: int = 3
-    delta_value_heads: int = 6
-    experts: int = 24
-    experts_used: int = 5
-    inner: int = 64
-    shared_inner: int = 192
-    rms_eps: float = 1e-6
-    rope_theta: float = 10_000_000.0
-
-
-FULL_SIZE = Shape(
-    vocab=248320, hidden=2048, layers=40, attention_interval=4, heads=16, kv_heads=2, delta_key_heads=16,
-    delta_value_heads=32, experts=256, experts_used=8, inner=512, shared_inner=512,
-)  # fmt: skip
+__all__ = [
+    "FULL_SIZE",
+    "INDEX",
+    "Shape",
+    "Spec",
+    "config_json",
+    "make_checkpoint",
+    "random_tensor",
+    "tensor_specs",
+    "write_safetensors",
+]
 
 
 @dataclass(frozen=True)
@@ -62,7 +47,10 @@ class Spec:
 
 
 def tensor_specs(config: dict[str, int | float]) -> list[Spec]:
-    """List the tensors of a model from the keyword arguments of `_native.Config`, layer by layer."""
+    """List the tensors of a model from the keyword arguments of `_native.Config`, layer by layer.
+
+    Written apart from the native list, which the loader and the writer go by, and compared with it.
+    """
     shape = Shape(**config)  # type: ignore[arg-type]
     hidden, experts = shape.hidden, shape.experts
     specs: list[Spec] = []
@@ -120,181 +108,11 @@ def tensor_specs(config: dict[str, int | float]) -> list[Spec]:
     return specs
 
 
-def config_json(shape: Shape, eos: Iterable[int] = ()) -> dict[str, Any]:
-    """Return config.json as mlx-lm writes it for a model of this shape."""
-    quantization: dict[str, Any] = {"group_size": GROUP, "bits": 4, "mode": "affine"}
-    for layer in range(shape.layers):
-        for gate in ("gate", "shared_expert_gate"):
-            quantization[f"language_model.model.layers.{layer}.mlp.{gate}"] = {"group_size": GROUP, "bits": 8}
-    kinds = [
-        "linear_attention" if (i + 1) % shape.attention_interval else "full_attention"
-        for i in range(shape.layers)
-    ]
-    text = {
-        "model_type": "qwen3_5_moe_text",
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": HEAD_DIM,
-        "hidden_act": "silu",
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": shape.rms_eps,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "attn_output_gate": True,
-        "full_attention_interval": shape.attention_interval,
-        "linear_conv_kernel_dim": CONV_WIDTH,
-        "linear_key_head_dim": DELTA_DIM,
-        "linear_value_head_dim": DELTA_DIM,
-        "linear_num_key_heads": shape.delta_key_heads,
-        "linear_num_value_heads": shape.delta_value_heads,
-        "moe_intermediate_size": shape.inner,
-        "shared_expert_intermediate_size": shape.shared_inner,
-        "num_experts": shape.experts,
-        "num_experts_per_tok": shape.experts_used,
-        "dtype": "bfloat16",
-        "layer_types": kinds,
-        "rope_parameters": {
-            "rope_theta": shape.rope_theta,
-            "partial_rotary_factor": 0.25,
-            "mrope_interleaved": True,
-            "mrope_section": [12, 10, 10],
-            "type": "default",
-        },
-    }
-    return {
-        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
-        "model_type": "qwen3_5_moe",
-        "eos_token_id": list(eos),
-        "quantization": quantization,
-        "quantization_config": quantization,
-        "text_config": text,
-        "tie_word_embeddings": False,
-    }
-
-
-def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round finite fp32 values to bf16 bits, nearest even."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-# Gains that make logits, expert choices and embeddings as spread out as a trained model's.
-_GAINS = {"embed_tokens": 10.0, "lm_head": 4.0, "mlp.gate": 3.0, "mlp.shared_expert_gate": 2.0}
-
-
-def random_tensor(spec: Spec, dtype: str, width: int, seed: int) -> NDArray[Any]:
-    """Draw one tensor; the result depends on name and seed only, not on the order of calls.
-
-    Args:
-        spec: what to draw.
-        dtype: one of `spec.dtypes`.
-        width: inputs of the quantised matrix the tensor belongs to; unused for plain tensors.
-        seed: of the whole checkpoint.
-    """
-    rng = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
-    name = spec.name.removeprefix("language_model.").removeprefix("model.")
-    if dtype == "U32":
-        return rng.integers(0, 1 << 32, spec.shape, np.uint32)
-    module, kind = name.rsplit(".", 1)
-    if kind in ("scales", "biases"):
-        # Both come from one stream: bias = -half * scale centres the codes. Half of the scales are negative.
-        rng = np.random.default_rng([seed, zlib.crc32(module.encode())])
-        half = 127.5 if module.endswith(("mlp.gate", "shared_expert_gate")) else 7.5
-        gain = next((gain for end, gain in _GAINS.items() if module.endswith(end)), 1.0)
-        scales = rng.uniform(0.5, 1.5, spec.shape).astype(np.float32) * np.float32(
-            gain / half / math.sqrt(width)
-        )
-        scales *= rng.choice(np.array([-1, 1], np.float32), spec.shape)
-        return to_bf16(scales if kind == "scales" else scales * np.float32(-half))
-    if kind == "A_log":
-        values = rng.uniform(0.0, 2.0, spec.shape)
-    elif kind == "dt_bias":
-        values = rng.uniform(-4.0, -1.0, spec.shape)
-    elif module.endswith("conv1d"):
-        values = rng.normal(0.0, 0.5, spec.shape)
-    else:
-        values = rng.normal(1.0, 0.1, spec.shape)
-    single = values.astype(np.float32)
-    return single if dtype == "F32" else to_bf16(single)
-
-
-def write_safetensors(
-    path: Path, tensors: dict[str, tuple[str, tuple[int, ...], Callable[[], NDArray[Any]]]]
-) -> None:
-    """Write name -> (dtype, shape, function that makes the data); one tensor is in memory at a time."""
-    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
-    offset = 0
-    for name, (dtype, shape, _) in tensors.items():
-        end = offset + math.prod(shape) * _NUMPY[dtype].itemsize
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for dtype, _, make in tensors.values():
-            file.write(make().astype(_NUMPY[dtype], order="C", copy=False).data)
-
-
-def write_tokenizer(folder: Path, vocab: int) -> list[int]:
-    """Write the shipped tokenizer, cut down to `vocab` tokens if need be; return the end-of-sequence ids."""
-    tokenizer = json.loads((DEMO / "tokenizer.json").read_text(encoding="utf-8"))
-    special = tokenizer["added_tokens"]
-    kept = min(vocab - len(special), len(tokenizer["model"]["vocab"]))
-    if kept < 256:
-        raise ValueError(f"vocab {vocab}: needs at least {256 + len(special)}")
-    tokenizer["model"]["vocab"] = {k: v for k, v in tokenizer["model"]["vocab"].items() if v < kept}
-    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][: kept - 256]
-    for index, token in enumerate(special):
-        token["id"] = kept + index
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
-    for name in ("tokenizer_config.json", "chat_template.jinja"):
-        shutil.copyfile(DEMO / name, folder / name)
-    return [token["id"] for token in special if token["content"] in ("<|im_end|>", "<|endoftext|>")]
-
-
 def make_checkpoint(
     folder: Path, shape: Shape | None = None, *, seed: int = 0, shards: int = 1, a_log: str = "F32"
 ) -> Path:
-    """Write a complete checkpoint and return `folder`.
-
-    Args:
-        folder: made if missing.
-        shape: counts; None means `Shape()`.
-        seed: the tensors depend on it and on their names, not on `shards`.
-        shards: 1 writes model.safetensors, more write numbered files; both have an index.
-        a_log: dtype of `A_log`, "F32" or "BF16".
-    """
-    shape = shape or Shape()
-    folder.mkdir(parents=True, exist_ok=True)
-    eos = write_tokenizer(folder, shape.vocab)
-    (folder / "config.json").write_text(json.dumps(config_json(shape, eos), indent=4))
-    generation = {"eos_token_id": eos, "do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.95}
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2))
-    specs = tensor_specs(dataclasses.asdict(shape))
-    widths = {spec.name.removesuffix(".scales"): spec.shape[-1] * GROUP for spec in specs}
-    names = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
-    if shards == 1:
-        names = ["model.safetensors"]
-    weight_map: dict[str, str] = {}
-    for index, file_name in enumerate(names):
-        tensors = {}
-        for spec in specs[index * len(specs) // shards : (index + 1) * len(specs) // shards]:
-            dtype = a_log if spec.name.endswith("A_log") else spec.dtypes[0]
-            width = widths.get(spec.name.rsplit(".", 1)[0], 1)
-            tensors[spec.name] = (dtype, spec.shape, _maker(spec, dtype, width, seed))
-            weight_map[spec.name] = file_name
-        write_safetensors(folder / file_name, tensors)
-    total = sum((folder / name).stat().st_size for name in names)
-    index_json = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index_json, indent=4))
-    return folder
-
-
-def _maker(spec: Spec, dtype: str, width: int, seed: int) -> Callable[[], NDArray[Any]]:
-    return lambda: random_tensor(spec, dtype, width, seed)
+    """Write a complete checkpoint and return `folder`; None is the default shape."""
+    return write_checkpoint(folder, shape or Shape(), seed=seed, shards=shards, a_log=a_log)
 
 
 def main() -> None:

@@ -115,7 +115,10 @@ def test_warnings__are_one_line(capsys: pytest.CaptureFixture[str], device: str)
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["info"], ["score"]])
+@pytest.mark.parametrize(
+    "command",
+    [[], ["generate"], ["chat"], ["info"], ["score"], ["bench"], ["bench", "decode"], ["bench", "peers"]],
+)
 def test_help__has_examples(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*command, "--help"])

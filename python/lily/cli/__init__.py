@@ -1,4 +1,4 @@
-"""The command line: lily generate | chat | info | score | doctor."""
+"""The command line: lily generate | chat | info | score | doctor | bench."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from lily.cli import chat, doctor, generate, info, score
+from lily.cli import bench, chat, doctor, generate, info, score
 from lily.cli.terminal import note
 from lily.errors import LilyError
 
@@ -19,6 +19,7 @@ _EXAMPLES = """examples:
   lily info --model ./checkpoint --json
   lily score < page.txt
   lily doctor
+  lily bench decode
 """
 
 
@@ -32,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (generate, chat, info, score, doctor):
+    for module in (generate, chat, info, score, doctor, bench):
         module.add_parser(commands)
     return parser
 

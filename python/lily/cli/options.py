@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lily.cli.terminal import ProgressBar, is_terminal
@@ -62,13 +62,21 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def add_model_options(parser: argparse.ArgumentParser, context: bool = True) -> None:
+def add_model_options(
+    parser: argparse.ArgumentParser,
+    context: bool = True,
+    synthetic: bool = False,
+    devices: Sequence[str] = DEVICES,
+) -> None:
     """Add --model, --device and what belongs to them."""
     group = parser.add_argument_group("model")
     text = "'demo', a folder, or a Hugging Face hub id (default: demo, which comes with Lily)"
+    if synthetic:
+        text = f"'synthetic:LAYERS' (full size but for the layers; kept in ~/.cache/lily), {text}"
     group.add_argument("--model", default="demo", metavar="MODEL", help=text)
     group.add_argument("--revision", metavar="REV", help="revision on the hub")
-    group.add_argument("--device", default="auto", choices=DEVICES, help="where to run (default: auto)")
+    text = f"where to run (default: {devices[0]})"
+    group.add_argument("--device", default=devices[0], choices=devices, help=text)
     text = "most tokens of prompt and answer together (default: 32768, or the model's maximum if less)"
     if context:
         group.add_argument("--context", type=whole(1, MAX_CONTEXT), metavar="N", help=text)
