@@ -6,6 +6,7 @@
 // read once. The row's own q, k and v are made from the projection as by rope_write; its columns are [query | gate] per
 // head, then keys, then values.
 // Reference: transformers Qwen3_5MoeAttention, eager_attention_forward; Dao et al., FlashAttention (2022), algorithm 1.
+#include "attend.h"
 #include "rope.h"
 
 struct attention_args {
@@ -16,42 +17,6 @@ struct attention_args {
     uint session_pages;
     uint blocks;
     float eps;
-};
-
-constant constexpr uint LANE_DIMS = HEAD_DIM / SIMD_WIDTH;
-
-// The running softmax of GROUP query heads, each lane holding LANE_DIMS dims of every head.
-template <uint GROUP> struct attend {
-    float q[GROUP][LANE_DIMS], o[GROUP][LANE_DIMS], most[GROUP], sum[GROUP];
-    void begin(const threadgroup act_t* from, uint lane) thread {
-        for (uint h = 0; h < GROUP; h++) {
-            most[h] = -INFINITY;
-            sum[h] = 0;
-            for (uint i = 0; i < LANE_DIMS; i++) {
-                q[h][i] = float(from[h * HEAD_DIM + lane * LANE_DIMS + i]);
-                o[h][i] = 0;
-            }
-        }
-    }
-    void token(device const bfloat* k, device const bfloat* v, uint lane) thread {
-        float ks[LANE_DIMS], vs[LANE_DIMS];
-        for (uint i = 0; i < LANE_DIMS; i++) {
-            ks[i] = float(k[lane * LANE_DIMS + i]);
-            vs[i] = float(v[lane * LANE_DIMS + i]);
-        }
-        for (uint h = 0; h < GROUP; h++) {
-            const float score = simd_sum(lane_dot<LANE_DIMS>(q[h], ks));
-            if (score > most[h]) {
-                const float shrink = precise::exp(most[h] - score);
-                most[h] = score;
-                sum[h] *= shrink;
-                for (uint i = 0; i < LANE_DIMS; i++) o[h][i] *= shrink;
-            }
-            const float p = precise::exp(score - most[h]);
-            sum[h] += p;
-            for (uint i = 0; i < LANE_DIMS; i++) o[h][i] = fma(p, vs[i], o[h][i]);
-        }
-    }
 };
 
 // Makes q of a KV head's query heads from the projection and, in the threadgroup that `writes` them, the row's k and v.
@@ -81,14 +46,14 @@ inline void attend_prepare(device const float* proj, device const bfloat* q_norm
     threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
 }
 
-// Runs the simdgroup's share of tokens [first, last): every SIMDS-th one.
+// Runs the simdgroup's share of tokens [first, last): every SIMDS-th run. first is a multiple of RUN.
 template <uint GROUP, uint SIMDS>
 inline void attend_range(thread attend<GROUP>& a, device bfloat* k_cache, device bfloat* v_cache,
                          device const uint* table, uint kv_heads, uint kv_head, uint first, uint last, uint lane,
                          uint simd) {
-    for (uint t = first + simd; t < last; t += SIMDS) {
+    for (uint t = first + simd * RUN; t < last; t += SIMDS * RUN) {
         const uint at = (cache_row(table, t) * kv_heads + kv_head) * HEAD_DIM;
-        a.token(k_cache + at, v_cache + at, lane);
+        a.tokens(k_cache + at, v_cache + at, kv_heads * HEAD_DIM, RUN == 1 ? 1 : min(RUN, last - t), lane);
     }
 }
 

@@ -23,21 +23,26 @@ LILY_INLINE float lane_dot(const float* a, const float* b) {
 
 #define LILY_TUNED_LARGEST
 inline float lane_largest(const float* v, uint n) {
-    f8 high = splat8(-kInfinity);
+    f8 high[4];
+    for (uint c = 0; c < 4; ++c) high[c] = splat8(-kInfinity);
     uint i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const f8 x = load8(v + i);
-        high = high < x ? x : high;  // a NaN is never larger
-    }
+    for (; i + 32 <= n; i += 32)
+#pragma GCC unroll 4
+        for (uint c = 0; c < 4; ++c) {
+            const f8 x = load8(v + i + 8 * c);
+            high[c] = high[c] < x ? x : high[c];  // a NaN is never larger
+        }
     float most = -kInfinity;
     for (; i < n; ++i) most = max(most, v[i]);
-    for (uint j = 0; j < 8; ++j) most = max(most, high[j]);
+    for (uint c = 0; c < 4; ++c)
+        for (uint j = 0; j < 8; ++j) most = max(most, high[c][j]);
     return most;
 }
 inline uint lane_find(const float* v, uint n, float wanted) {
     uint i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const i8 same = load8(v + i) == splat8(wanted);
+    for (; i + 32 <= n; i += 32) {
+        i8 same = load8(v + i) == splat8(wanted);
+        for (uint c = 8; c < 32; c += 8) same |= load8(v + i + c) == splat8(wanted);
         if (((same[0] | same[1]) | (same[2] | same[3])) | ((same[4] | same[5]) | (same[6] | same[7]))) break;
     }
     while (i < n && v[i] != wanted) ++i;
@@ -82,4 +87,61 @@ inline void store_scaled(act_t* y, const float* x, const bfloat* w, float scale,
         const h8 rounded = narrow_act8(load8(x + i) * splat8(scale) * load_bfloat8(w + i));
         __builtin_memcpy(y + i, &rounded, sizeof rounded);
     }
+}
+
+#define LILY_TUNED_ROWS
+template <uint DIMS>
+struct lane_rows {
+    const bfloat* x;
+    uint stride;
+    LILY_INLINE void load(const bfloat* from, uint stride_, uint count) {
+        x = from;
+        stride = stride_;
+        for (uint t = 0; t < count; ++t)
+            for (uint i = 0; i < DIMS; i += 32) __builtin_prefetch(from + t * stride + i);
+    }
+};
+
+template <uint RUN, uint GROUP, uint DIMS>
+inline void rows_dot(float (&p)[RUN][GROUP], const float (&q)[GROUP][DIMS], const lane_rows<DIMS>& k, uint count) {
+    for (uint t = 0; t < count; ++t) {
+        f8 sum[8] = {};
+        for (uint i = 0; i < DIMS; i += 8) {
+            const f8 x = load_bfloat8(k.x + t * k.stride + i);
+#pragma GCC unroll 8
+            for (uint h = 0; h < GROUP; ++h) sum[h] = fma8(load8(q[h] + i), x, sum[h]);
+        }
+        if constexpr (GROUP == 8) {
+            transpose8(sum);
+            store8(p[t], ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7])));
+        } else {
+            for (uint h = 0; h < GROUP; ++h) p[t][h] = sum8(sum[h]);
+        }
+    }
+}
+
+template <uint RUN, uint GROUP, uint DIMS>
+inline void rows_add(float (&o)[GROUP][DIMS], const float (&p)[RUN][GROUP], const lane_rows<DIMS>& v, uint count) {
+    constexpr uint HEADS = GROUP < 4 ? GROUP : 4;  // that registers can hold 16 dims of
+    for (uint i = 0; i < DIMS; i += 16)
+        for (uint first = 0; first < GROUP; first += HEADS) {
+            f8 sum[HEADS][2];
+            const uint n = min(HEADS, GROUP - first);
+#pragma GCC unroll 4
+            for (uint h = 0; h < HEADS; ++h)
+                for (uint j = 0; j < 2; ++j) sum[h][j] = h < n ? load8(o[first + h] + i + 8 * j) : f8{};
+            for (uint t = 0; t < count; ++t) {
+                const bfloat* x = v.x + t * v.stride + i;
+                const f8 low = load_bfloat8(x), high = load_bfloat8(x + 8);
+#pragma GCC unroll 4
+                for (uint h = 0; h < HEADS; ++h) {
+                    const f8 weight = splat8(h < n ? p[t][first + h] : 0.0f);
+                    sum[h][0] = fma8(weight, low, sum[h][0]);
+                    sum[h][1] = fma8(weight, high, sum[h][1]);
+                }
+            }
+#pragma GCC unroll 4
+            for (uint h = 0; h < HEADS; ++h)
+                for (uint j = 0; j < 2 && h < n; ++j) store8(o[first + h] + i + 8 * j, sum[h][j]);
+        }
 }

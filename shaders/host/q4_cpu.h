@@ -8,7 +8,7 @@
 
 #define LILY_TUNED_QUANT
 constexpr uint LANES_PER_ROW = 1;
-constexpr uint ROWS_PER_LANE = 128;  // enough to forget the cost of preparing x, few enough to share among threads
+constexpr uint ROWS_PER_LANE = 256;  // enough to forget the cost of preparing x, few enough to share among threads
 constexpr uint LANE_K = 4096;
 constexpr uint PREFETCH = 192;  // 16-byte words: what processors fetch ahead of themselves is not enough
 
