@@ -279,30 +279,29 @@ std::unique_lock<std::mutex> Engine::lock() {
     return guard;
 }
 
-const Program& Engine::prepared(const std::string& key, const std::function<Plan()>& record) {
+template <class Record>
+const Program& Engine::prepared(const PlanKey& key, const Record& record) {
     const auto found = programs_.find(key);
     if (found != programs_.end()) return *found->second;
     return *programs_.emplace(key, device_->prepare(record())).first->second;
 }
 
 const Program& Engine::body(const Pass& pass) {
-    const std::string key =
-        (pass.decode ? "decode " : "prefill ") + std::to_string(pass.decode ? pass.blocks : pass.rows);
+    const PlanKey key{pass.decode ? Recorded::kDecode : Recorded::kPrefill, pass.decode ? pass.blocks : pass.rows, 0};
     return prepared(key, [&] { return record_body(model_, pass); });
 }
 
 const Program& Engine::score(uint32_t rows, uint32_t top) {
     const Pass pass = prefill_pass(rows);
-    return prepared("score " + std::to_string(pass.rows) + " " + std::to_string(top),
-                    [&] { return record_score(model_, pass, top); });
+    return prepared({Recorded::kScore, pass.rows, top}, [&] { return record_score(model_, pass, top); });
 }
 
 const Program& Engine::tail(Tail kind) {
-    return prepared("tail " + std::to_string(static_cast<int>(kind)), [&] { return record_tail(model_, kind); });
+    return prepared({Recorded::kTail, static_cast<uint32_t>(kind), 0}, [&] { return record_tail(model_, kind); });
 }
 
 const Program& Engine::top(uint32_t count) {
-    return prepared("top " + std::to_string(count), [&] { return record_top(model_, count); });
+    return prepared({Recorded::kTop, count, 0}, [&] { return record_top(model_, count); });
 }
 
 void Engine::start_step(const std::shared_ptr<StepQueue>& queue, const Program& tail, const Program& body,
@@ -342,7 +341,8 @@ void Engine::settle() {
     const std::shared_ptr<StepQueue> queue = std::exchange(running_, nullptr);
     try {
         device_->wait(queue->flying.back().ticket);
-        for (const StepQueue::Flying& step : queue->flying) queue->ready.push_back(read_ring(step.place));
+        for (; !queue->flying.empty(); queue->flying.pop_front())
+            queue->ready.push_back(read_ring(queue->flying.front().place));
     } catch (...) {
         queue->failure = std::current_exception();  // for the session that they belong to
     }

@@ -4,7 +4,6 @@
 #include <sys/types.h>
 
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <map>
@@ -12,11 +11,13 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "device.h"
 #include "model.h"
+#include "ring.h"
 
 namespace lily {
 
@@ -67,6 +68,9 @@ struct Picked {
     float logprob;  // under the model's own distribution, before penalties and temperature
 };
 
+// One step more would write over the generation that the session's caller is at.
+inline constexpr uint32_t kMostSteps = GENERATIONS - 1;
+
 // Steps of one session ahead of what its caller has seen. They end when another call needs the device: then those in
 // flight become ready ones, and nothing is lost.
 struct StepQueue {
@@ -74,8 +78,8 @@ struct StepQueue {
         Ticket ticket;
         uint32_t place;  // in the token ring
     };
-    std::deque<Picked> ready;
-    std::deque<Flying> flying;
+    Ring<Picked, kMostSteps> ready;
+    Ring<Flying, kMostSteps> flying;
     std::exception_ptr failure;  // of steps that ended while another call had the device
 
     size_t size() const { return ready.size() + flying.size(); }
@@ -106,6 +110,10 @@ public:
 private:
     friend class Session;
 
+    enum class Recorded { kDecode, kPrefill, kScore, kTail, kTop };
+    // What a plan is recorded for: rows, blocks and the like. Numbers, because every step looks two plans up.
+    using PlanKey = std::tuple<Recorded, uint32_t, uint32_t>;
+
     // Waits for the engine; throws kLogic when it is closed or belongs to the parent process.
     std::unique_lock<std::mutex> lock();
 
@@ -120,7 +128,9 @@ private:
     const Program& score(uint32_t rows, uint32_t top);
     const Program& tail(Tail kind);
     const Program& top(uint32_t count);
-    const Program& prepared(const std::string& key, const std::function<Plan()>& record);
+    // Finds the plan that `record` makes, which is made ready at its first use.
+    template <class Record>
+    const Program& prepared(const PlanKey& key, const Record& record);
 
     // Queued steps: starts one, takes the oldest's token, or ends the queue. A failure loses the steps in flight and
     // no more: they can be started again.
@@ -145,7 +155,7 @@ private:
     MemoryPlan memory_;
     std::string device_name_;
     std::vector<std::pair<std::string, std::string>> device_info_;
-    std::map<std::string, std::unique_ptr<Program>> programs_;
+    std::map<PlanKey, std::unique_ptr<Program>> programs_;
     std::shared_ptr<StepQueue> running_;  // the queue whose steps are in flight, if any are
     std::mutex pools_;  // of the two lists; held for moments only, so that a session can be dropped while others work
     std::vector<uint32_t> free_sessions_;

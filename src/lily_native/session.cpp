@@ -39,6 +39,9 @@ Sampling greedy() {
 }  // namespace
 
 Session::Session(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), sampling_(greedy()) {
+    // All that a full context needs, so that no step allocates; the system commits it as it is used.
+    tokens_.reserve(engine_->capacity().context);
+    pages_.reserve(engine_->capacity().session_pages());
     const auto guard = engine_->lock();
     engine_->settle();  // a step in flight may be that of the session that had this place before
     {
@@ -330,7 +333,7 @@ Picked Session::step(uint32_t ahead) {
     if (queue_->size() == 0) start_step();
     // Steps that were made ready when another call came between are handed out before new ones are started.
     const size_t room = engine_->capacity().context - tokens_.size() - 1;
-    const size_t most = std::min<size_t>({room, ahead, engine_->device_->queue_depth() - 1}) + 1;
+    const size_t most = std::min<size_t>({room, ahead, engine_->device_->queue_depth() - 1, kMostSteps - 1}) + 1;
     while (queue_->ready.empty() && queue_->size() < most) start_step();
     const Picked picked = engine_->finish_step(*queue_);
     ++ticket_;

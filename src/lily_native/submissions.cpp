@@ -22,7 +22,8 @@ void Flights::finish(Ticket ticket, const std::string& problem, ErrorKind kind) 
     const std::lock_guard guard(mutex_);
     for (Flight& flight : flights_)
         if (flight.ticket == ticket) --flight.open;
-    while (!flights_.empty() && flights_.front().open == 0) flights_.pop_front();
+    const auto first_open = std::find_if(flights_.begin(), flights_.end(), [](const Flight& f) { return f.open > 0; });
+    flights_.erase(flights_.begin(), first_open);
     // Devices need not report in order.
     if (!problem.empty() && (!failure_ || ticket < failure_->ticket)) failure_ = Failure{ticket, kind, problem};
     changed_.notify_all();

@@ -4,11 +4,11 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "device.h"
 #include "error.h"
@@ -47,7 +47,7 @@ private:
 
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::deque<Flight> flights_;
+    std::vector<Flight> flights_;  // a few at a time, so its memory is soon all there
     std::optional<Failure> failure_;
     std::string lost_;
 };

@@ -62,6 +62,45 @@ def test_step__stopping_with_steps_in_flight_changes_nothing(double: Double, sto
         assert logits[0] == logits[1]
 
 
+# A prompt's length and the tokens then taken: every generation of the state, and the end of a page, where the
+# step that is queued when the caller stops has taken the next page.
+STOPS = [(9, 1), (9, 2), (9, 3), (9, 4), (252, 3), (252, 4), (252, 5)]
+
+
+@pytest.mark.parametrize("latency", [0, 20_000])  # the queued step has ended, or runs still
+@pytest.mark.parametrize("then", ["prefill", "reset", "sampling"])
+def test_step__what_follows_a_stop_is_right(double: Double, then: str, latency: int) -> None:
+    """At both depths of the queue: with nothing asked for ahead, no step is ever given up."""
+    settings = lily.SamplingParams(temperature=0.0, repetition_penalty=1.3).with_defaults({}).native()
+    results = []
+    with open_engine() as engine:
+        ids = np.arange(300, dtype=np.int32) * 7919 % 4000
+        for ahead in (0, 1, 5):
+            double.set("latency_us", 0)
+            with engine.session() as session:
+                native, found = session._native, []
+                for length, stop in STOPS:
+                    native.reset()
+                    native.set_sampling(**lily.SamplingParams(temperature=0.0).with_defaults({}).native())
+                    while (done := native.position) < length:
+                        native.prefill(ids[done:length])
+                    double.set("latency_us", latency)
+                    tokens = [native.step(ahead) for _ in range(stop)]
+                    if latency:
+                        assert double.count("in_flight") == min(ahead, 1)
+                    if then == "reset":
+                        native.reset()
+                    if then == "sampling":
+                        native.set_sampling(**settings)
+                    else:
+                        native.prefill(ids[:5])
+                    double.set("latency_us", 0)
+                    more = [native.step(ahead) for _ in range(3)]
+                    found.append((tokens, more, native.logits().tobytes()))
+            results.append(found)
+    assert results[0] == results[1] == results[2]
+
+
 def test_step__penalties_survive_steps_that_were_given_up(double: Double) -> None:
     options = {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.2}
     results = []
