@@ -40,10 +40,8 @@ template <uint GROUP> struct attend {
         for (uint h = 0; h < GROUP; h++) {
             most[h] = -INFINITY;
             sum[h] = 0;
-            for (uint i = 0; i < LANE_DIMS; i++) {
-                q[h][i] = float(from[h * HEAD_DIM + lane * LANE_DIMS + i]);
-                o[h][i] = 0;
-            }
+            load_acts(q[h], from + h * HEAD_DIM + lane * LANE_DIMS, LANE_DIMS);
+            for (uint i = 0; i < LANE_DIMS; i++) o[h][i] = 0;
         }
     }
     // count <= RUN rows of k and v.

@@ -34,8 +34,8 @@ inline void attend_prepare(device const float* proj, device const bfloat* q_norm
         float x[HEAD_PARTS];
         if (part < GROUP) {
             make_head(x, queries + part * 2 * HEAD_DIM, q_norm, turn, eps, lane);
-            for (uint j = 0; j < HEAD_PARTS; j++)
-                q[part * HEAD_DIM + j * SIMD_WIDTH + lane] = to_act(x[j] * QUERY_SCALE);
+            for (uint j = 0; j < HEAD_PARTS; j++) x[j] *= QUERY_SCALE;
+            store_acts(q + part * HEAD_DIM + lane, SIMD_WIDTH, x, 1, HEAD_PARTS);
         } else if (part == GROUP) {
             make_head(x, key, k_norm, turn, eps, lane);
             for (uint j = 0; j < HEAD_PARTS; j++) k[j * SIMD_WIDTH + lane] = bfloat(x[j]);
@@ -70,10 +70,10 @@ inline float2 attend_merge(thread attend<GROUP>& a, uint h, threadgroup float* p
     float most = -INFINITY, sum = 0;
     for (uint s = 0; s < SIMDS; s++) most = max(most, stats[s * 2]);
     for (uint s = 0; s < SIMDS; s++) sum = fma(stats[s * 2 + 1], precise::exp(stats[s * 2] - most), sum);
-    for (uint d = tid; d < HEAD_DIM; d += SIMDS * SIMD_WIDTH) {
-        float v = 0;
-        for (uint s = 0; s < SIMDS; s++) v = fma(part[s * HEAD_DIM + d], precise::exp(stats[s * 2] - most), v);
-        out[d] = v;
+    for (uint d = tid; d < HEAD_DIM; d += SIMDS * SIMD_WIDTH) out[d] = 0;
+    for (uint s = 0; s < SIMDS; s++) {
+        const float weight = precise::exp(stats[s * 2] - most);
+        for (uint d = tid; d < HEAD_DIM; d += SIMDS * SIMD_WIDTH) out[d] = fma(part[s * HEAD_DIM + d], weight, out[d]);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     return float2(most, sum);
@@ -101,7 +101,7 @@ KERNEL(attention_decode, 8)(
     constant attention_args& args       [[buffer(9)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(8);
+    constexpr uint SIMDS = simdgroups(8), THREADS = SIMDS * SIMD_WIDTH;
     SHARED float turn[ROTARY_DIM];
     SHARED act_t q[GROUP * HEAD_DIM];
     SHARED float part[SIMDS * HEAD_DIM];
@@ -120,8 +120,9 @@ KERNEL(attention_decode, 8)(
     for (uint h = 0; h < GROUP; h++) {
         const float2 stat = attend_merge<GROUP, SIMDS>(a, h, part, stats, out, tid, lane, simd);
         const uint head = kv_head * GROUP + h;
-        for (uint d = tid; d < HEAD_DIM; d += SIMDS * SIMD_WIDTH)
-            y[head * HEAD_DIM + d] = to_act(out[d] / stat[1] * sigmoid(proj[(head * 2 + 1) * HEAD_DIM + d]));
+        device const float* gates = proj + (head * 2 + 1) * HEAD_DIM;
+        for (uint d = tid; d < HEAD_DIM; d += THREADS) out[d] = out[d] / stat[1] * sigmoid(gates[d]);
+        store_acts(y + head * HEAD_DIM + tid, THREADS, out + tid, THREADS, share_of(HEAD_DIM, tid, THREADS));
     }
     outputs_follow();
 }
@@ -202,16 +203,19 @@ KERNEL(attention_merge, 8)(
 {
     constexpr uint THREADS = simdgroups(8) * SIMD_WIDTH;
     inputs_ready();
+    SHARED float out[HEAD_DIM];
     const uint head = group.x, heads = args.kv_heads * GROUP, blocks = step->position / KV_BLOCK + 1;
+    device const float* gates = proj + (head * 2 + 1) * HEAD_DIM;
     float most = -INFINITY, sum = 0;
     for (uint b = 0; b < blocks; b++) most = max(most, stats[(b * heads + head) * 2]);
-    for (uint b = 0; b < blocks; b++)
-        sum = fma(stats[(b * heads + head) * 2 + 1], precise::exp(stats[(b * heads + head) * 2] - most), sum);
-    for (uint d = tid; d < HEAD_DIM; d += THREADS) {
-        float v = 0;
-        for (uint b = 0; b < blocks; b++)
-            v = fma(sums[(b * heads + head) * HEAD_DIM + d], precise::exp(stats[(b * heads + head) * 2] - most), v);
-        y[head * HEAD_DIM + d] = to_act(v / sum * sigmoid(proj[(head * 2 + 1) * HEAD_DIM + d]));
+    for (uint d = tid; d < HEAD_DIM; d += THREADS) out[d] = 0;
+    for (uint b = 0; b < blocks; b++) {
+        const uint at = b * heads + head;
+        const float weight = precise::exp(stats[at * 2] - most);
+        sum = fma(stats[at * 2 + 1], weight, sum);
+        for (uint d = tid; d < HEAD_DIM; d += THREADS) out[d] = fma(sums[at * HEAD_DIM + d], weight, out[d]);
     }
+    for (uint d = tid; d < HEAD_DIM; d += THREADS) out[d] = out[d] / sum * sigmoid(gates[d]);
+    store_acts(y + head * HEAD_DIM + tid, THREADS, out + tid, THREADS, share_of(HEAD_DIM, tid, THREADS));
     outputs_follow();
 }

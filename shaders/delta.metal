@@ -214,7 +214,8 @@ KERNEL(delta_mix, 16)(
     device const float* z = proj + args.z + head * DELTA_DIM;
     const float squares = simd_sum(lane_squares(mixed, DELTA_DIM, lane, SIMD_WIDTH));
     const float scale = precise::rsqrt(squares / float(DELTA_DIM) + args.eps);
-    for (uint i = tid; i < DELTA_DIM; i += THREADS)
-        y[head * DELTA_DIM + i] = to_act(mixed[i] * scale * float(norm[i]) * silu(z[i]));
+    // Into qkv, because other simdgroups may still be at their squares.
+    for (uint i = tid; i < DELTA_DIM; i += THREADS) qkv[i] = mixed[i] * scale * float(norm[i]) * silu(z[i]);
+    store_acts(y + head * DELTA_DIM + tid, THREADS, qkv + tid, THREADS, share_of(DELTA_DIM, tid, THREADS));
     outputs_follow();
 }

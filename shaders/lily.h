@@ -61,6 +61,19 @@ inline uint lane_find(const thread float* v, uint n, float wanted) {
 }
 #endif
 
+// Between act_t and fp32: n values of one lane, contiguous where they are loaded, strided where they are stored.
+#ifndef LILY_TUNED_ACTS
+template <class X> inline void load_acts(thread float* to, X from, uint n) {
+    for (uint i = 0; i < n; i++) to[i] = float(from[i]);
+}
+template <class Y, class X> inline void store_acts(Y to, uint to_stride, X from, uint from_stride, uint n) {
+    for (uint i = 0; i < n; i++) to[i * to_stride] = to_act(from[i * from_stride]);
+}
+#endif
+
+// How many of n values are a thread's that takes every `threads`-th from `tid` on.
+inline uint share_of(uint n, uint tid, uint threads) { return (n + threads - 1 - tid) / threads; }
+
 // sum of squares over a lane's share of n contiguous values, which the threads of a group stride over; x is device or
 // threadgroup memory.
 #ifndef LILY_TUNED_SQUARES

@@ -217,8 +217,9 @@ KERNEL(expert_mv_gate_up, 8)(
     constant expert_mv_args& args          [[buffer(11)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K), SPLIT = mv_split(K);
+    constexpr uint SIMDS = simdgroups(8), THREADS = SIMDS * SIMD_WIDTH, ROWS = mv_rows(K), SPLIT = mv_split(K);
     SHARED float part[2 * SIMDS * MV_ROWS];
+    SHARED float made[ROWS];
     SHARED uint chosen[MAX_USED];
     SHARED float share[MAX_USED];
     const bool routed = group.y < args.used, hands_on = group.x == 0 && group.y == 0;
@@ -243,10 +244,12 @@ KERNEL(expert_mv_gate_up, 8)(
                               routed ? biases : shared_biases, k, matrix + first + p * inner,
                               inner - first, part + p * SIMDS * MV_ROWS, lane, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = tid; i < min(ROWS, inner - first); i += SIMDS * SIMD_WIDTH) {
+    const uint rows = min(ROWS, inner - first);
+    for (uint i = tid; i < rows; i += THREADS) {
         const float gate = mv_row<SPLIT>(part, i), up = mv_row<SPLIT>(part + SIMDS * MV_ROWS, i);
-        h[group.y * args.inner + first + i] = to_act(silu(gate) * up * (1.0f / float(SWIGLU_SHIFT)));
+        made[i] = silu(gate) * up * (1.0f / float(SWIGLU_SHIFT));
     }
+    store_acts(h + group.y * args.inner + first + tid, THREADS, made + tid, THREADS, share_of(rows, tid, THREADS));
     outputs_follow();
 }
 

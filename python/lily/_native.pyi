@@ -95,7 +95,8 @@ def run_kernel(
     slots: dict[str, npt.NDArray[Any]],
     device: str,
     threads: int = 1,
-) -> None: ...
+    repeats: int = 1,
+) -> list[float]: ...
 def slot_counts(name: str, args: dict[str, int | float], consts: dict[str, int]) -> list[int]: ...
 def slot_traffic(
     name: str, args: dict[str, int | float], consts: dict[str, int]

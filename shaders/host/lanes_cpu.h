@@ -81,6 +81,17 @@ inline float lane_squares(const float* x, uint n, uint, uint) {
     return sum8((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest;
 }
 
+#define LILY_TUNED_ACTS
+inline void load_acts(float* to, const act_t* from, uint n) {
+    for (uint i = 0; i < n; i += 8) store8(to + i, load_act8(from + i));  // n is a multiple of 8
+}
+inline void store_acts(act_t* to, uint, const float* from, uint, uint n) {
+    for (uint i = 0; i < n; i += 8) {
+        const h8 rounded = narrow_act8(load8(from + i));
+        __builtin_memcpy(to + i, &rounded, sizeof rounded);
+    }
+}
+
 #define LILY_TUNED_SCALED
 inline void store_scaled(act_t* y, const float* x, const bfloat* w, float scale, uint n, uint, uint) {
     for (uint i = 0; i < n; i += 8) {  // sizes are multiples of 64

@@ -99,7 +99,12 @@ LILY_INLINE f8 widen_half8(h8 bits) {
 }
 
 LILY_INLINE f8 widen_bfloat8(h8 bits) {
-    return (f8)(__builtin_convertvector(bits, u8) << 16);
+#if defined(__AVX2__)
+    const u8 wide = (u8)_mm256_cvtepu16_epi32((__m128i)bits);  // the compiler does it in two halves
+#else
+    const u8 wide = __builtin_convertvector(bits, u8);
+#endif
+    return (f8)(wide << 16);
 }
 
 // Rounds to half, nearest even; |x| <= 65504 or NaN.

@@ -1,4 +1,5 @@
 // The kernel table as Python data, and single launches on numpy arrays: what the tests of the shaders need.
+#include <chrono>
 #include <cstring>
 #include <mutex>
 
@@ -142,8 +143,10 @@ private:
     std::vector<Array> arrays_;
 };
 
-void run_kernel(const std::string& name, const py::dict& args, const py::dict& consts, const py::dict& slots,
-                const std::string& device_name, uint32_t threads) {
+// Returns the seconds of each of `repeats` runs.
+std::vector<double> run_kernel(const std::string& name, const py::dict& args, const py::dict& consts,
+                               const py::dict& slots, const std::string& device_name, uint32_t threads,
+                               uint32_t repeats) {
     const KernelInfo& kernel = kernel_named(name);
     Launch launch = launch_of(kernel, args, consts);
     Device& device = test_device(device_name, threads);
@@ -154,8 +157,14 @@ void run_kernel(const std::string& name, const py::dict& args, const py::dict& c
     recorder.add(launch);
     const Plan plan = recorder.finish(name);
     const auto program = device.prepare(plan);
-    device.run(*program);
+    std::vector<double> seconds;
+    for (uint32_t i = 0; i < repeats; ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        device.run(*program);
+        seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
     arrays.take_back();
+    return seconds;
 }
 
 std::vector<uint64_t> slot_counts(const std::string& name, const py::dict& args, const py::dict& consts) {
@@ -198,7 +207,7 @@ void bind_kernels(py::module_& m) {
         return all;
     });
     m.def("run_kernel", &run_kernel, py::arg("name"), py::arg("args"), py::arg("consts"), py::arg("slots"),
-          py::arg("device"), py::arg("threads") = 1);
+          py::arg("device"), py::arg("threads") = 1, py::arg("repeats") = 1);
     m.def("slot_counts", &slot_counts, py::arg("name"), py::arg("args"), py::arg("consts"));
     m.def("slot_traffic", &slot_traffic, py::arg("name"), py::arg("args"), py::arg("consts"));
     m.def("variants", &variants, py::arg("device"));
