@@ -3,7 +3,8 @@
 #include "lily.h"
 
 constant constexpr uint LANE_DIMS = HEAD_DIM / SIMD_WIDTH;
-constant constexpr uint RUN = SIMD_WIDTH == 1 ? 16 : 1;  // tokens that a simdgroup attends to at a time; divides PAGE
+constant constexpr uint RUN = SIMD_WIDTH == 1 ? 16 : 1;  // tokens that a simdgroup attends to at a time
+static_assert(PAGE % RUN == 0 && KV_BLOCK % RUN == 0, "a run lies in one page");
 
 #ifndef LILY_TUNED_ROWS
 // One lane's dims of up to RUN rows of K or V, `stride` elements apart.

@@ -156,10 +156,11 @@ inline void convolve_head(device const float* now, device const bfloat* w, devic
         x[CONV_TAIL] = now[i];
         float sum = 0;
         for (uint t = 0; t < CONV_WIDTH; t++) sum = fma(float(w[i * CONV_WIDTH + t]), x[t], sum);
-        y[i] = silu(sum);
+        y[i] = sum;
         if (carries)
             for (uint t = 0; t < CONV_TAIL; t++) after[t * channels + i] = x[t + 1];
     }
+    for (uint i = tid; i < DELTA_DIM; i += threads) y[i] = silu(y[i]);
 }
 
 // delta_mix: decode; one threadgroup takes one value head from the projection to the output projection's input:

@@ -61,7 +61,8 @@ inline uint lane_find(const thread float* v, uint n, float wanted) {
 }
 #endif
 
-// Between act_t and fp32: n values of one lane, contiguous where they are loaded, strided where they are stored.
+// Between act_t and fp32: n values of one lane, contiguous where loaded, strided where stored.
+// n is a multiple of 8 where a lane has them all.
 #ifndef LILY_TUNED_ACTS
 template <class X> inline void load_acts(thread float* to, X from, uint n) {
     for (uint i = 0; i < n; i++) to[i] = float(from[i]);

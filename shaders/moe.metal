@@ -219,7 +219,7 @@ KERNEL(expert_mv_gate_up, 8)(
 {
     constexpr uint SIMDS = simdgroups(8), THREADS = SIMDS * SIMD_WIDTH, ROWS = mv_rows(K), SPLIT = mv_split(K);
     SHARED float part[2 * SIMDS * MV_ROWS];
-    SHARED float made[ROWS];
+    SHARED float made[SIMDS * MV_ROWS];
     SHARED uint chosen[MAX_USED];
     SHARED float share[MAX_USED];
     const bool routed = group.y < args.used, hands_on = group.x == 0 && group.y == 0;

@@ -2,7 +2,8 @@
 //
 // A row of k weights is k * BITS / 128 uint4; element j of a 32-bit word is at bit BITS * j. Products use
 //     sum_k x[k] w[k] = sum over groups of scale * (sum x q) + bias * (sum x)
-// in fp32, so a weight is never rounded (decode). Tiles (tile.h) round each weight once to act_t (prefill).
+// in fp32, so a weight is never rounded (decode); a CPU rounds x for 4-bit weights (q4_cpu.h). Tiles (tile.h) round
+// each weight once to act_t (prefill).
 #pragma once
 #include "lily.h"
 
@@ -106,8 +107,8 @@ inline void mv_part(X x, device const uint4* w, device const bfloat* scales, dev
 template <uint BITS, uint SPLIT, class X>
 inline void mv_partials(X x, device const uint4* w, device const bfloat* scales, device const bfloat* biases, uint k,
                         uint row, uint left, threadgroup float* part, uint lane, uint simd) {
-    mv_part<BITS, SPLIT>(x, w, scales, biases, k, row + simd / SPLIT * MV_ROWS, left, simd % SPLIT,
-                         part + simd * MV_ROWS, lane);
+    const uint own = simd / SPLIT * MV_ROWS;
+    mv_part<BITS, SPLIT>(x, w, scales, biases, k, row + own, left - own, simd % SPLIT, part + simd * MV_ROWS, lane);
 }
 
 // Row i of a threadgroup's product: the sum of its SPLIT partial sums.

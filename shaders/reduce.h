@@ -13,7 +13,7 @@ struct logit_stats {
 inline bool before(float a, uint ai, float b, uint bi) { return a > b || (a == b && ai < bi); }
 
 #ifndef LILY_TUNED_EXPS
-// The best of a lane's logits, every stride-th one; {most, index} stays where none is a number.
+// The best of a lane's logits, every stride-th one; {most, index} is {-inf, NO_TOKEN} before, and after if none is one.
 inline void lane_best(device const float* logits, uint first, uint last, uint stride, thread float& most,
                       thread uint& index) {
     for (uint i = first; i < last; i += stride)

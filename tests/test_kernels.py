@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from launch import DEVICES, variants
@@ -105,3 +106,18 @@ def test_short_slots_are_refused_by_name(name: str) -> None:
         short = {**slots, slot["name"]: whole[:-words]}
         with pytest.raises(LilyError, match=rf"{name}\.{slot['name']}\b"):
             _native.run_kernel(name, dict(case.args), consts, short, "cpu", 1)
+
+
+@pytest.mark.parametrize("count", [1, 3, 64])
+@pytest.mark.parametrize("device", DEVICES)
+def test_activations_that_are_not_numbers_show(device: str, count: int) -> None:
+    """A device that multiplies integers has none for them."""
+    all_consts = [consts for name, consts in _native.variants(device) if name == "qmv_add"]
+    consts = next(consts for consts in all_consts if consts["BITS"] == 4)
+    case = next(iter(cases("qmv_add", consts, small=True)))
+    x = case.slots["x"].reshape(int(case.args["rows"]), -1)
+    for i in range(count):
+        x[0, i] = np.nan if x.dtype == np.float16 else 0x7FC0
+    y = run(device, KERNELS["qmv_add"], case)["y"].reshape(len(x), -1)
+    assert np.isnan(y[0]).all()
+    assert np.isfinite(y[1:]).all()

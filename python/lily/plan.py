@@ -71,7 +71,8 @@ class Slot:
     def conflicts(self, other: Slot) -> bool:
         """Whether two launches with these slots must keep their order."""
         overlap = self.offset < other.offset + other.bytes and other.offset < self.offset + self.bytes
-        return self.buffer == other.buffer and overlap and (self.written or other.written)
+        some = self.buffer == other.buffer and self.bytes > 0 and other.bytes > 0
+        return some and overlap and (self.written or other.written)
 
 
 @dataclass(frozen=True)

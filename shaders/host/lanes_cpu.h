@@ -1,5 +1,5 @@
-// Tuned bodies of the helpers of lily.h, norm.h and reduce.h for the CPU at width 1, where one lane has all values of a
-// threadgroup. Sums are fp32, in an order that depends on nothing but how many values there are.
+// Tuned bodies of the helpers of lily.h, norm.h, reduce.h and attend.h for the CPU at width 1, where one lane has all
+// values of a threadgroup. Sums are fp32, in an order that depends on nothing but how many values there are.
 #pragma once
 
 #include "vectors_cpu.h"
@@ -116,6 +116,7 @@ struct lane_rows {
 template <uint RUN, uint GROUP, uint DIMS>
 inline void rows_dot(float (&p)[RUN][GROUP], const float (&q)[GROUP][DIMS], const lane_rows<DIMS>& k, uint count) {
     for (uint t = 0; t < count; ++t) {
+        static_assert(GROUP <= 8);
         f8 sum[8] = {};
         for (uint i = 0; i < DIMS; i += 8) {
             const f8 x = load_bfloat8(k.x + t * k.stride + i);

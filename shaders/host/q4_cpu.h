@@ -1,5 +1,5 @@
-// Tuned bodies of the helpers of quant.h and tile.h for the CPU at width 1. Sums are fp32, in an order that depends on
-// nothing but K.
+// Tuned bodies of the helpers of quant.h and tile.h for the CPU at width 1. Sums are fp32, those within a group of
+// 4-bit weights integers; their order depends on nothing but K.
 #pragma once
 
 #include "vectors_cpu.h"
@@ -20,7 +20,7 @@ struct quant_x;
 template <>
 struct quant_x<4> {
     s16 v[LANE_K / QUANT_GROUP][4];    // short m of v[g][i] is x[64 g + 4 m + i]
-    float unit[LANE_K / QUANT_GROUP];  // of a group's integers; not a number where one of x is not
+    float unit[LANE_K / QUANT_GROUP];  // of a group's integers; not a number where one of x is not finite
     float sum[LANE_K / QUANT_GROUP];
     uint groups;
 
@@ -39,14 +39,15 @@ struct quant_x<4> {
             const f8 scale = splat8(as_type<float>((127 + 14 + 127 - min(exponent, 254u)) << 23));
             unit[g] = as_type<float>(exponent < 255 ? (exponent - 14) << 23 : 0x7fc00000);
             transpose8(r);
-            i8 q[8], total = {};
+            i8 q[8];
+            u8 total = {};  // what is not a number is a large integer; unsigned sums may wrap
 #pragma GCC unroll 8
             for (uint i = 0; i < 8; ++i) {
                 q[i] = round_int8(r[i] * scale);
-                total += q[i];
+                total += (u8)q[i];
             }
             for (uint i = 0; i < 4; ++i) v[g][i] = (s16)((q[i] & 0xffff) | (q[i + 4] << 16));
-            sum[g] = unit[g] * float(total8(total));
+            sum[g] = unit[g] * float(int(total8(total)));
         }
     }
 };

@@ -75,7 +75,7 @@ LILY_INLINE i8 dot_pairs16(s16 a, s16 b) {
 #endif
 }
 
-LILY_INLINE int total8(i8 v) {
+LILY_INLINE uint total8(u8 v) {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 

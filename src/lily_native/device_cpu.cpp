@@ -268,7 +268,7 @@ void CpuDevice::split(Stage& stage) {
         for (uint32_t slot = 0; slot < item.launch->kernel->slot_count; ++slot) bytes += item.launch->slots[slot].bytes;
     }
     stage.alone = pool_->size() == 1 || groups <= 1 || bytes <= kInlineBytes;
-    // A few chunks per thread even out threadgroups of unequal length.
+    // Many chunks per thread even out threadgroups of unequal length.
     const uint32_t chunks_per_launch = shuffle_ ? UINT32_MAX : stage.alone ? 1 : pool_->size() * 16;
     for (Item& item : std::span(stage.first, stage.count)) {
         item.first_chunk = stage.chunks;
