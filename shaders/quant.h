@@ -18,11 +18,11 @@ constant constexpr uint LANES_PER_ROW = 4;
 constant constexpr uint ROWS_PER_LANE = 2;
 constant constexpr uint LANE_K = 32;
 
-// The activations of one lane's chunk, prepared once and used for several rows.
+// The activations of one lane's chunk, prepared once and used for several rows; the first of those begins at w.
 template <uint BITS> struct quant_x {
     float v[LANE_K];
     float sum;
-    template <class X> void load(X x, uint) thread {
+    template <class X> void load(X x, uint, device const uint4*) thread {
         sum = 0;
         for (uint i = 0; i < LANE_K; i++) {
             v[i] = float(x[i]);
@@ -72,7 +72,7 @@ inline void mv_accumulate(thread quant_acc<BITS>* acc, X x, device const uint4* 
     const uint first = (part * LANES_PER_ROW + lane % LANES_PER_ROW) * LANE_K;
     for (uint at = first; at < k; at += SPLIT * LANES_PER_ROW * LANE_K) {
         quant_x<BITS> xs;
-        xs.load(x + at, min(LANE_K, k - at));
+        xs.load(x + at, min(LANE_K, k - at), w + row * (k * BITS / 128) + at * BITS / 128);
         for (uint r = 0; r < rows; r++) {
             const uint n = row + r * ROW_STRIDE;
             const uint g = n * (k / QUANT_GROUP) + at / QUANT_GROUP;

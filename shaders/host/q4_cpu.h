@@ -24,9 +24,10 @@ struct quant_x<4> {
     float sum[LANE_K / QUANT_GROUP];
     uint groups;
 
-    LILY_INLINE void load(const act_t* x, uint count) {
+    LILY_INLINE void load(const act_t* x, uint count, const uint4* w) {
         groups = count / QUANT_GROUP;
         for (uint g = 0; g < groups; ++g) {
+            for (uint i = 0; i < 8; ++i) __builtin_prefetch(w + (8 * g + i) * 4);  // memory need not wait meanwhile
             f8 r[8];
             i8 most = {};
 #pragma GCC unroll 8
@@ -62,7 +63,7 @@ struct quant_x<8> {
     float sum[LANE_K / QUANT_GROUP];
     uint groups;
 
-    LILY_INLINE void load(const act_t* x, uint count) {
+    LILY_INLINE void load(const act_t* x, uint count, const uint4*) {
         groups = count / QUANT_GROUP;
         for (uint g = 0; g < groups; ++g) {
             f8 r[8];
