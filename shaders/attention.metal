@@ -122,7 +122,7 @@ KERNEL(attention_decode, 8)(
         const uint head = kv_head * GROUP + h;
         device const float* gates = proj + (head * 2 + 1) * HEAD_DIM;
         for (uint d = tid; d < HEAD_DIM; d += THREADS) out[d] = out[d] / stat[1] * sigmoid(gates[d]);
-        store_acts(y + head * HEAD_DIM + tid, THREADS, out + tid, THREADS, share_of(HEAD_DIM, tid, THREADS));
+        store_shared_acts(y + head * HEAD_DIM, out, HEAD_DIM, tid, THREADS);
     }
     outputs_follow();
 }
@@ -216,6 +216,6 @@ KERNEL(attention_merge, 8)(
         for (uint d = tid; d < HEAD_DIM; d += THREADS) out[d] = fma(sums[at * HEAD_DIM + d], weight, out[d]);
     }
     for (uint d = tid; d < HEAD_DIM; d += THREADS) out[d] = out[d] / sum * sigmoid(gates[d]);
-    store_acts(y + head * HEAD_DIM + tid, THREADS, out + tid, THREADS, share_of(HEAD_DIM, tid, THREADS));
+    store_shared_acts(y + head * HEAD_DIM, out, HEAD_DIM, tid, THREADS);
     outputs_follow();
 }

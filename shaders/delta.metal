@@ -217,6 +217,6 @@ KERNEL(delta_mix, 16)(
     const float scale = precise::rsqrt(squares / float(DELTA_DIM) + args.eps);
     // Into qkv, because other simdgroups may still be at their squares.
     for (uint i = tid; i < DELTA_DIM; i += THREADS) qkv[i] = mixed[i] * scale * float(norm[i]) * silu(z[i]);
-    store_acts(y + head * DELTA_DIM + tid, THREADS, qkv + tid, THREADS, share_of(DELTA_DIM, tid, THREADS));
+    store_shared_acts(y + head * DELTA_DIM, qkv, DELTA_DIM, tid, THREADS);
     outputs_follow();
 }

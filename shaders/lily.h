@@ -72,8 +72,10 @@ template <class Y, class X> inline void store_acts(Y to, uint to_stride, X from,
 }
 #endif
 
-// How many of n values are a thread's that takes every `threads`-th from `tid` on.
-inline uint share_of(uint n, uint tid, uint threads) { return (n + threads - 1 - tid) / threads; }
+// A thread's share of n values, of which it takes every `threads`-th.
+template <class Y, class X> inline void store_shared_acts(Y to, X from, uint n, uint tid, uint threads) {
+    if (tid < n) store_acts(to + tid, threads, from + tid, threads, (n + threads - 1 - tid) / threads);
+}
 
 // sum of squares over a lane's share of n contiguous values, which the threads of a group stride over; x is device or
 // threadgroup memory.

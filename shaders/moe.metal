@@ -249,7 +249,7 @@ KERNEL(expert_mv_gate_up, 8)(
         const float gate = mv_row<SPLIT>(part, i), up = mv_row<SPLIT>(part + SIMDS * MV_ROWS, i);
         made[i] = silu(gate) * up * (1.0f / float(SWIGLU_SHIFT));
     }
-    store_acts(h + group.y * args.inner + first + tid, THREADS, made + tid, THREADS, share_of(rows, tid, THREADS));
+    store_shared_acts(h + group.y * args.inner + first, made, rows, tid, THREADS);
     outputs_follow();
 }
 
