@@ -202,8 +202,8 @@ KERNEL(attention_merge, 8)(
     GRID)
 {
     constexpr uint THREADS = simdgroups(8) * SIMD_WIDTH;
-    inputs_ready();
     SHARED float out[HEAD_DIM];
+    inputs_ready();
     const uint head = group.x, heads = args.kv_heads * GROUP, blocks = step->position / KV_BLOCK + 1;
     device const float* gates = proj + (head * 2 + 1) * HEAD_DIM;
     float most = -INFINITY, sum = 0;

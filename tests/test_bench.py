@@ -338,6 +338,14 @@ def test_peers__that_are_slow_decode_less(
     assert case["engines"]["steady"]["tokens"] == 3
 
 
+def test_peers__quickest_token_is_not_how_fast_they_are(
+    with_peers: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "ROUND_SECONDS", 2e-3)
+    (case,) = with_peers(fake("ahead"))["cases"]
+    assert case["engines"]["ahead"]["tokens"] == 2
+
+
 def test_peers__lily_itself_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

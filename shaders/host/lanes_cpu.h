@@ -65,7 +65,7 @@ inline float lane_exps(const float* logits, uint first, uint last, uint, float s
         for (; i + 8 <= end; i += 8)
             for (uint j = 0; j < 8; ++j) few[j] += precise::exp(scale * (logits[i + j] - most));
         for (; i < end; ++i) few[0] += precise::exp(scale * (logits[i] - most));
-        sum += ((few[0] + few[4]) + (few[2] + few[6])) + ((few[1] + few[5]) + (few[3] + few[7]));
+        sum += sum8(load8(few));
     }
     return sum;
 }
@@ -86,18 +86,12 @@ inline void load_acts(float* to, const act_t* from, uint n) {
     for (uint i = 0; i < n; i += 8) store8(to + i, load_act8(from + i));  // n is a multiple of 8
 }
 inline void store_acts(act_t* to, uint, const float* from, uint, uint n) {
-    for (uint i = 0; i < n; i += 8) {
-        const h8 rounded = narrow_act8(load8(from + i));
-        __builtin_memcpy(to + i, &rounded, sizeof rounded);
-    }
+    for (uint i = 0; i < n; i += 8) store_act8(to + i, load8(from + i));
 }
 
 #define LILY_TUNED_SCALED
 inline void store_scaled(act_t* y, const float* x, const bfloat* w, float scale, uint n, uint, uint) {
-    for (uint i = 0; i < n; i += 8) {  // sizes are multiples of 64
-        const h8 rounded = narrow_act8(load8(x + i) * splat8(scale) * load_bfloat8(w + i));
-        __builtin_memcpy(y + i, &rounded, sizeof rounded);
-    }
+    for (uint i = 0; i < n; i += 8) store_act8(y + i, load8(x + i) * splat8(scale) * load_bfloat8(w + i));
 }
 
 #define LILY_TUNED_ROWS

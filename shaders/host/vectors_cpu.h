@@ -162,6 +162,11 @@ LILY_INLINE h8 narrow_act8(f8 x) {
         return narrow_bfloat8(x);
 }
 
+LILY_INLINE void store_act8(act_t* p, f8 x) {
+    const h8 rounded = narrow_act8(x);
+    __builtin_memcpy(p, &rounded, sizeof rounded);
+}
+
 // to_act(), as a float again.
 LILY_INLINE f8 round_act8(f8 x) {
     if constexpr (std::is_same_v<act_t, half>)

@@ -223,7 +223,7 @@ def _warm_up(race: _Race, context: int, tokens: int) -> dict[str, int]:
     for name in list(race.workers):
         seconds = race.call(name, lambda worker: warm_up(worker, context))
         if seconds is not None:
-            affordable = int(ROUND_SECONDS / min(seconds)) if seconds else tokens
+            affordable = int(ROUND_SECONDS / statistics.mean(seconds)) if seconds else tokens
             counts[name] = min(tokens, max(_FEWEST, affordable))
     return counts
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from lily import _native
 from lily.checkpoint import TensorSpec, open_checkpoint
+from lily.doctor.slots import bf16_bits
 from lily.errors import CheckpointError, LilyError
 from lily.hub import DEMO
 from lily.plan import SHAPES
@@ -278,12 +279,6 @@ def config_json(shape: Shape, eos: Iterable[int] = ()) -> dict[str, Any]:
     }
 
 
-def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round finite fp32 values to bf16 bits, nearest even."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
 def random_tensor(spec: TensorSpec, dtype: str, width: int, seed: int) -> NDArray[Any]:
     """Draw one tensor; the result depends on name and seed only, not on the order of calls.
 
@@ -309,7 +304,7 @@ def _random_values(name: str, count: int, dtype: str, width: int, seed: int) -> 
         gain = next((gain for end, gain in GAINS.items() if module.endswith(end)), 1.0)
         scales = rng.uniform(0.5, 1.5, count).astype(np.float32) * np.float32(gain / half / math.sqrt(width))
         scales *= rng.choice(np.array([-1, 1], np.float32), count)
-        return to_bf16(scales if kind == "scales" else scales * np.float32(-half))
+        return bf16_bits(scales if kind == "scales" else scales * np.float32(-half))
     if kind == "A_log":
         values = rng.uniform(0.0, 2.0, count)
     elif kind == "dt_bias":
@@ -319,7 +314,7 @@ def _random_values(name: str, count: int, dtype: str, width: int, seed: int) -> 
     else:
         values = rng.normal(1.0, 0.1, count)
     single = values.astype(np.float32)
-    return single if dtype == "F32" else to_bf16(single)
+    return single if dtype == "F32" else bf16_bits(single)
 
 
 def write_safetensors(
