@@ -133,7 +133,7 @@ def test_decode__json(capsys: pytest.CaptureFixture[str], device: str) -> None:
     assert 0 < times["p50"] <= times["p99"]
     plan = record["plan"]
     config = open_checkpoint(DEMO).config
-    decode, pick = (plans.record(config, name, context=12) for name in ("decode", "greedy"))
+    decode, pick = (plans.record(config, name, context=13) for name in ("decode", "greedy"))
     assert plan["context"] == 12
     assert plan["launches"] == len(decode.launches) + len(pick.launches)
     moved = plan["bytes_read"] + plan["bytes_written"]
@@ -210,6 +210,25 @@ def test_checkpoint__no_room(capsys: pytest.CaptureFixture[str], monkeypatch: py
     status, _, err = bench(capsys, "decode", "--model", "synthetic:4")
     assert status == 1
     assert "random weights need 0.0 GiB and 0.0 GiB are free; XDG_CACHE_HOME names another folder" in err
+
+
+def test_checkpoint__no_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    status, _, err = bench(capsys, "decode", "--model", "synthetic:4")
+    assert status == 1
+    assert "no place for random weights: Not a directory; XDG_CACHE_HOME names another folder" in err
+
+
+def test_checkpoint__replaces_what_another_version_wrote(cache: Path) -> None:
+    counts = synthetic.entry_of(TINY, "synthetic-4", Path(synthetic.__file__)).name.rsplit("-", 1)[0]
+    other_shape = cache / "synthetic-4-01234567-89abcdef"
+    for folder in (cache / f"{counts}-01234567", other_shape):
+        folder.mkdir(parents=True)
+    made = synthetic_checkpoint(TINY)
+    assert sorted(cache.iterdir()) == sorted([made, other_shape])
 
 
 def test_checkpoint__that_failed_leaves_nothing(cache: Path) -> None:
@@ -321,7 +340,7 @@ def test_peers__absent_and_failing_ones_are_reported(with_peers: Callable[..., d
     )  # fmt: skip
     assert record["left_out"] == {
         "absent": "not installed: no no_such_module and no nor_this (pip install it)",
-        "other": "left out: there is a GGUF file of random weights only (--model synthetic:LAYERS)",
+        "other": "there is a GGUF file of random weights only (--model synthetic:LAYERS)",
         "unmade": "failed: KeyError: 'weights'",
         "failing": "failed: RuntimeError: no memory for token 9",
         "dying": "failed: its process ended with signal 6: assertion failed: 1 == 2",
@@ -350,9 +369,18 @@ def test_peers__lily_itself_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "PEERS", ())
-    status, out, err = bench(capsys, "peers", "--context", str(1 << 24))
+    status, out, err = bench(capsys, "peers", "--prefill", str(1 << 24))
     assert (status, out) == (1, "")
-    assert err.startswith("lily: context must be an integer from 1 to 16777216, not 16777328")
+    assert err.startswith("lily: context must be an integer from 1 to 16777216, not 16777217")
+
+
+def test_room__is_checked_as_it_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench(capsys, "decode", "--context", str(1 << 24), "--tokens", "2", "--repeats", "3")
+    expected = (
+        "--context 16777216 and 3 times --tokens 2 are 16777222 tokens; a session holds at most 16777216"
+    )
+    assert expected in capsys.readouterr().err
 
 
 def test_peers__as_text(
@@ -362,7 +390,7 @@ def test_peers__as_text(
     arguments = ("peers", "--prefill", "8", "--pairs", "2", "--tokens", "4", "--context", "4")
     status, out, err = bench(capsys, *arguments)
     assert (status, err) == (0, "")
-    assert "absent             not installed: no no_such_module (pip install it)\n" in out
+    assert "absent             left out: not installed: no no_such_module (pip install it)\n" in out
     assert "\nprefill, 8 tokens\nlily " in out
     assert "\ndecode, 4 tokens after 4\nlily " in out
     assert "   Lily / steady " in out

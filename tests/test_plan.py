@@ -22,6 +22,7 @@ from lily.plan import (
     critical_path,
     dependencies,
     least_bytes,
+    main,
     plan_text,
     record,
     shape_config,
@@ -29,22 +30,24 @@ from lily.plan import (
 )
 
 GOLDEN = Path(__file__).parent / "golden" / "plans"
+# Plans and contexts: up to 2,048 tokens attention is one block, behind them it has several.
+CASES = [("decode", 2048), *((plan, 4096) for plan in PLANS)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("plan", PLANS)
-def test_plan__is_as_recorded(plan: str, shape: str) -> None:
-    expected = (GOLDEN / f"{shape}.{plan}.txt").read_text(encoding="utf-8")
-    assert plan_text(plan, shape) == expected
+@pytest.mark.parametrize(("plan", "context"), CASES)
+def test_plan__is_as_recorded(plan: str, context: int, shape: str) -> None:
+    expected = (GOLDEN / f"{shape}.{plan}-{context}.txt").read_text(encoding="utf-8")
+    assert plan_text(plan, shape, context=context) == expected
 
 
-@pytest.mark.parametrize(("plan", "stages"), [("decode", 250), ("decode-blocks", 260)])
-def test_plan__a_token_is_few_stages_and_moves_little_twice(plan: str, stages: int) -> None:
+@pytest.mark.parametrize(("context", "stages"), [(2048, 250), (2049, 260), (32768, 260)])
+def test_plan__a_token_is_few_stages_and_moves_little_twice(context: int, stages: int) -> None:
     config = shape_config("qwen3.6-35b-a3b")
-    body, tail = record(config, plan), record(config, "greedy")
+    body, tail = record(config, "decode", context=context), record(config, "greedy", context=context)
     assert len(body.launches) + len(tail.launches) <= 330
     assert body.stages + tail.stages <= stages
-    least = least_bytes("qwen3.6-35b-a3b", 4096)
+    least = least_bytes("qwen3.6-35b-a3b", context)
     assert least <= body.read + body.written <= 1.03 * least
 
 
@@ -57,9 +60,9 @@ def stages_of(launches: Sequence[Launch]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("plan", PLANS)
-def test_plan__order_respects_every_dependency(plan: str, shape: str) -> None:
-    made = record(shape_config(shape), plan)
+@pytest.mark.parametrize(("plan", "context"), CASES)
+def test_plan__order_respects_every_dependency(plan: str, context: int, shape: str) -> None:
+    made = record(shape_config(shape), plan, context=context)
     assert [launch.stage for launch in made.launches] == sorted(launch.stage for launch in made.launches)
     groups = stages_of(made.launches)
     assert violations(made.launches, groups) == []
@@ -97,13 +100,36 @@ def test_plan__json_tells_what_the_text_does() -> None:
     assert f"critical path: {len(found['critical_path'])} launches" in text
 
 
-def test_plan__wrong_numbers_are_errors() -> None:
-    command = [sys.executable, "-m", "lily.plan", "decode", "--context", "0"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    assert "context must be" in result.stderr
+@pytest.mark.parametrize("context", ["0", "-1", str(10**19), "many"])
+def test_plan__wrong_numbers_are_errors(context: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["decode", "--context", context])
+    assert "context" in capsys.readouterr().err
+
+
+def test_plan__too_large_a_context_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["decode", "--context", "16777216"]) == 1
+    assert "is beyond 32-bit indices; lower context" in capsys.readouterr().err
+
+
+def test_plan__output_that_cannot_be_written() -> None:
+    command = [sys.executable, "-m", "lily.plan", "decode"]
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stderr) == (1, "lily: [Errno 28] No space left on device\n")
+
+
+def test_plan__wrong_arguments_are_errors() -> None:
+    config = shape_config("demo")
     with pytest.raises(ValueError, match="no plan is called sideways"):
-        record(shape_config("demo"), "sideways")
+        record(config, "sideways")
+    with pytest.raises(ValueError, match="prefill_chunk must be a multiple of 64"):
+        record(config, "prefill", prefill_chunk=65)
+    with pytest.raises(ValueError, match="no shape is called large: there are demo, qwen"):
+        plan_text("decode", "large")
+    launches = record(config, "greedy").launches
+    with pytest.raises(ValueError, match="launch 1 is there twice"):
+        violations([*launches, launches[1]], [[0], [1]])
 
 
 def test_plan__demo_shape_is_the_shipped_one(engine: Engine) -> None:
@@ -116,7 +142,6 @@ def test_plan__demo_shape_is_the_shipped_one(engine: Engine) -> None:
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     for shape_name in SHAPES:
-        for plan_name in PLANS:
-            (GOLDEN / f"{shape_name}.{plan_name}.txt").write_text(
-                plan_text(plan_name, shape_name), encoding="utf-8"
-            )
+        for plan_name, tokens in CASES:
+            text = plan_text(plan_name, shape_name, context=tokens)
+            (GOLDEN / f"{shape_name}.{plan_name}-{tokens}.txt").write_text(text, encoding="utf-8")

@@ -10,15 +10,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lily import _native
+from lily.engine import MAX_CHUNK, MAX_CONTEXT
+from lily.sampling import check_int
 
 _INTERVAL = 4  # every fourth layer has attention
 _HEAD, _DELTA, _TAPS = 256, 128, 4  # dims of an attention head and of a delta head, taps of the convolution
-PLANS = ("decode", "decode-blocks", "prefill", "greedy", "sampled")
+PLANS = ("decode", "prefill", "greedy", "sampled")
 # The counts of each shape, as _native.Config takes them.
 SHAPES: dict[str, dict[str, int]] = {
     "demo": {
@@ -133,14 +136,16 @@ def record(config: Mapping[str, float], plan: str, *, context: int = 4096, prefi
 
     Args:
         config: Keyword arguments of `_native.Config`, as `checkpoint.open_checkpoint` finds them.
-        plan: One of PLANS. "decode-blocks" attends to the context in blocks, as behind a long one.
-        context: Tokens a session can hold.
-        prefill_chunk: Rows of the prefill plan.
+        plan: One of PLANS.
+        context: Tokens a session can hold, 1 to MAX_CONTEXT. "decode" is the plan of the last of them.
+        prefill_chunk: Rows of the prefill plan, a multiple of 64.
 
     Raises:
         ValueError: there is no such plan, or a number is out of range.
         UnsupportedError: no model can have these counts.
     """
+    check_int("context", context, 1, MAX_CONTEXT, optional=False)
+    check_int("prefill_chunk", prefill_chunk, 64, MAX_CHUNK, optional=False)
     name, launches = _native.plan(
         _native.Config(**config), plan, context=context, prefill_chunk=prefill_chunk, max_sessions=1
     )
@@ -154,7 +159,13 @@ def record(config: Mapping[str, float], plan: str, *, context: int = 4096, prefi
 
 
 def shape_config(shape: str) -> dict[str, float]:
-    """Return the configuration of a key of SHAPES."""
+    """Return the configuration of a key of SHAPES.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if shape not in SHAPES:
+        raise ValueError(f"no shape is called {shape}: there are {', '.join(SHAPES)}")
     return {**SHAPES[shape], "attention_interval": _INTERVAL, "rms_eps": 1e-6, "rope_theta": 1e7}
 
 
@@ -162,10 +173,15 @@ def dependencies(launches: Iterable[Launch]) -> dict[int, set[int]]:
     """Return which launches each one must wait for, by their places in the recorded order.
 
     One launch must wait for another that was recorded earlier if one of them writes what the other uses.
+
+    Raises:
+        ValueError: a launch is there twice.
     """
     before: dict[int, set[int]] = {}
     used: dict[int, list[tuple[Slot, int]]] = {}
     for launch in sorted(launches, key=lambda launch: launch.recorded):
+        if launch.recorded in before:
+            raise ValueError(f"launch {launch.recorded} is there twice")
         waits = before.setdefault(launch.recorded, set())
         for slot in launch.slots:
             earlier = used.setdefault(slot.buffer, [])
@@ -182,7 +198,11 @@ def violations(launches: Sequence[Launch], submitted: Sequence[Iterable[int]]) -
         launches: Of a plan.
         submitted: Places of launches in the recorded order, in groups; a group begins when the one before
             has ended.
+
+    Raises:
+        ValueError: a launch is in `launches` twice.
     """
+    before = dependencies(launches)
     group_of: dict[int, int] = {}
     wrong = []
     for number, group in enumerate(submitted):
@@ -190,7 +210,6 @@ def violations(launches: Sequence[Launch], submitted: Sequence[Iterable[int]]) -
             if place in group_of:
                 wrong.append(f"launch {place} is submitted twice")
             group_of[place] = number
-    before = dependencies(launches)
     wrong += [f"launch {place} is not submitted" for place in before if place not in group_of]
     wrong += [f"there is no launch {place}" for place in group_of if place not in before]
     for place, waits in before.items():
@@ -223,8 +242,8 @@ def plan_text(plan: str, shape: str, *, context: int = 4096, prefill_chunk: int 
     Args:
         plan: One of PLANS.
         shape: A key of SHAPES.
-        context: Tokens a session can hold.
-        prefill_chunk: Rows of the prefill plan.
+        context: As for record().
+        prefill_chunk: As for record().
     """
     made = record(shape_config(shape), plan, context=context, prefill_chunk=prefill_chunk)
     lines = [f"plan {made.name}", _line("stage", "launch", "kernel", "place", "read", "written")]
@@ -240,10 +259,10 @@ def plan_text(plan: str, shape: str, *, context: int = 4096, prefill_chunk: int 
         f"{made.read} bytes read, {made.written} bytes written",
         f"critical path: {len(path)} launches, {on_path / moved:.2%} of the bytes",
     ]
-    if plan.startswith("decode"):
+    if plan == "decode":
         least = least_bytes(shape, context)
         lines.append(
-            f"least: {least} bytes for weights, state and {context} cached tokens; "
+            f"least: {least} bytes for weights, state and a cache of {context} tokens; "
             f"the plan's are {moved / least - 1:+.2%}"
         )
     return "\n".join(lines) + "\n"
@@ -265,7 +284,7 @@ def plan_json(plan: str, shape: str, *, context: int = 4096, prefill_chunk: int 
         "written": made.written,
         "critical_path": [launch.recorded for launch in critical_path(made.launches)],
     }
-    if plan.startswith("decode"):
+    if plan == "decode":
         result["least"] = least_bytes(shape, context)
     return result
 
@@ -276,7 +295,7 @@ def _line(*columns: str | int) -> str:
 
 
 def least_bytes(shape: str, context: int) -> int:
-    """Return the bytes that decoding one token after `context` others must move, each counted once.
+    """Return the bytes that decoding token number `context` of a session must move, each counted once.
 
     Weights are 4-bit (the router 8-bit) with a bf16 scale and bias per 64; states are read and written; the
     cache is bf16; the logits are written.
@@ -295,34 +314,41 @@ def least_bytes(shape: str, context: int) -> int:
     delta += 2 * 4 * (s["delta_value_heads"] * _DELTA**2 + (_TAPS - 1) * channels)
     width = s["heads"] * _HEAD
     attention = matrix(2 * width + 2 * s["kv_heads"] * _HEAD, hidden) + matrix(hidden, width) + 2 * hidden
-    attention += 4 * _HEAD + (context + 1) * 2 * s["kv_heads"] * _HEAD * 2
+    attention += 4 * _HEAD + context * 2 * s["kv_heads"] * _HEAD * 2
     full = s["layers"] // _INTERVAL
     head = matrix(s["vocab"] + 1, hidden) + 2 * hidden + 4 * s["vocab"]
     return s["layers"] * moe + (s["layers"] - full) * delta + full * attention + head
 
 
-def main() -> None:
-    """Print the plan named on the command line."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the plan named on the command line; return the exit status, as of `lily`."""
+    from lily.cli import guarded
+
     parser = argparse.ArgumentParser(prog="python -m lily.plan", description="Print a recorded plan.")
     parser.add_argument("plan", choices=PLANS)
     parser.add_argument("--shape", choices=tuple(SHAPES), default="demo", help="default: demo")
-    parser.add_argument("--context", type=int, default=4096, help="tokens a session can hold (default: 4096)")
-    parser.add_argument(
-        "--prefill-chunk", type=int, default=2048, help="rows of the prefill plan (default: 2048)"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object, with the slots of every launch"
-    )
-    options = parser.parse_args()
-    settings = {"context": options.context, "prefill_chunk": options.prefill_chunk}
-    try:
-        if options.json:
-            print(json.dumps(plan_json(options.plan, options.shape, **settings)))
-        else:
-            print(plan_text(options.plan, options.shape, **settings), end="")
-    except ValueError as error:
-        parser.error(str(error))
+    text = "tokens a session can hold; decode is that of the last one (default: 4096)"
+    parser.add_argument("--context", type=int, default=4096, help=text)
+    text = "rows of the prefill plan (default: 2048)"
+    parser.add_argument("--prefill-chunk", type=int, default=2048, help=text)
+    text = "print one JSON object, with the slots of every launch"
+    parser.add_argument("--json", action="store_true", help=text)
+
+    def run() -> int:
+        options = parser.parse_args(argv)
+        settings = {"context": options.context, "prefill_chunk": options.prefill_chunk}
+        try:
+            if options.json:
+                text = json.dumps(plan_json(options.plan, options.shape, **settings)) + "\n"
+            else:
+                text = plan_text(options.plan, options.shape, **settings)
+        except ValueError as error:
+            parser.error(str(error))
+        print(text, end="")
+        return 0
+
+    return guarded(run)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

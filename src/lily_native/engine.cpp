@@ -138,6 +138,13 @@ MemoryPlan plan_memory(const Config& config, const EngineOptions& options) {
     return memory_of(config, capacity_of(options, kSmallestTile));
 }
 
+Pass decode_pass(const Capacity& capacity, uint32_t position) {
+    if (position < kOneBlockTokens) return {.decode = true, .rows = 1, .blocks = 1};
+    uint32_t blocks = 4;
+    while (uint64_t{blocks} * KV_BLOCK <= position) blocks *= 2;
+    return {.decode = true, .rows = 1, .blocks = std::min(blocks, capacity.attention_blocks())};
+}
+
 // A model whose plans can be recorded and not run. Its tiles are those of the GPUs.
 static Model model_without_memory(const Config& config, const EngineOptions& options) {
     check_config(config);
@@ -176,9 +183,7 @@ std::map<std::string, std::string> metal_sources(const Config& config, const Eng
 
 Plan named_plan(const Config& config, const EngineOptions& options, const std::string& name) {
     const Model model = model_without_memory(config, options);
-    if (name == "decode") return record_body(model, {.decode = true, .rows = 1, .blocks = 1});
-    if (name == "decode-blocks")
-        return record_body(model, {.decode = true, .rows = 1, .blocks = model.capacity.attention_blocks()});
+    if (name == "decode") return record_body(model, decode_pass(model.capacity, options.context - 1));
     if (name == "prefill") return record_body(model, {.decode = false, .rows = options.chunk, .blocks = 1});
     if (name == "greedy") return record_tail(model, Tail::kGreedy);
     if (name == "sampled") return record_tail(model, Tail::kSampled);
@@ -359,13 +364,6 @@ Pass Engine::prefill_pass(uint32_t rows) const {
     for (uint32_t bucket : kPrefillRows)
         if (rows <= bucket && bucket < model_.capacity.chunk) return {.decode = false, .rows = bucket, .blocks = 1};
     return {.decode = false, .rows = model_.capacity.chunk, .blocks = 1};
-}
-
-Pass Engine::decode_pass(uint32_t position) const {
-    if (position < kOneBlockTokens) return {.decode = true, .rows = 1, .blocks = 1};
-    uint32_t blocks = 4;
-    while (uint64_t{blocks} * KV_BLOCK <= position) blocks *= 2;
-    return {.decode = true, .rows = 1, .blocks = std::min(blocks, model_.capacity.attention_blocks())};
 }
 
 }  // namespace lily

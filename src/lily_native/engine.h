@@ -53,8 +53,11 @@ struct MemoryPlan {
 
 MemoryPlan plan_memory(const Config& config, const EngineOptions& options);
 
-// A recorded plan of an engine with these options: "decode", "decode-blocks" (behind a long context), "prefill",
-// "greedy" or "sampled". Needs neither weights nor a device; kValue for another name.
+// The pass that decodes the token at `position`.
+Pass decode_pass(const Capacity& capacity, uint32_t position);
+
+// A recorded plan of an engine with these options: "decode" (of the context's last token), "prefill", "greedy" or
+// "sampled". Needs neither weights nor a device; kValue for another name.
 Plan named_plan(const Config& config, const EngineOptions& options, const std::string& name);
 
 // By .metal file, the text that a Metal device would compile for this model.
@@ -139,9 +142,8 @@ private:
     void settle();
     Picked read_ring(uint32_t place);
 
-    // The pass that holds `rows` rows of a prompt, and the one that decodes the token at `position`.
+    // The pass that holds `rows` rows of a prompt.
     Pass prefill_pass(uint32_t rows) const;
-    Pass decode_pass(uint32_t position) const;
 
     template <class T>
     void write(Slot<T> slot, std::span<const T> values);

@@ -312,7 +312,7 @@ void Session::start_step() {
     const auto position = static_cast<uint32_t>(tokens_.size()) + queued;
     take_pages(queued + 1);
     const Program& tail = engine_->tail(tail_kind());
-    const Program& body = engine_->body(engine_->decode_pass(position));
+    const Program& body = engine_->body(decode_pass(engine_->capacity(), position));
     // Behind a queued step, the device itself has moved the state on.
     if (queued == 0) {
         uint32_t uncounted = tokens_.back();

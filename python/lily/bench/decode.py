@@ -55,7 +55,7 @@ def measure_decode(
     speed = statistics.median(speeds)
     middle = context + tokens * repeats // 2
     config = open_checkpoint(folder).config
-    plans = [record(config, plan, context=middle) for plan in ("decode", "greedy")]
+    plans = [record(config, plan, context=middle + 1) for plan in ("decode", "greedy")]
     read, written = sum(plan.read for plan in plans), sum(plan.written for plan in plans)
     bandwidth = (read + written) * speed
     copied = None

@@ -51,8 +51,8 @@ def synthetic_gguf(shape: Shape, progress: Progress | None = None) -> Path:
         LilyError: There is no room on the disk.
         UnsupportedError: A width is no multiple of 256, the weights in a block of Q4_K.
     """
-    key = synthetic.digest(shape, Path(__file__), Path(synthetic.__file__))
-    folder = synthetic.cache_folder() / f"synthetic-{shape.layers}-q4_k-{key}"
+    writers = Path(__file__), Path(synthetic.__file__)
+    folder = synthetic.entry_of(shape, f"synthetic-{shape.layers}-q4_k", *writers)
     if not (folder / _NAME).is_file():
         size = sum(tensor.nbytes for tensor in _tensors(shape))
         with synthetic.new_entry(folder, size) as partial:

@@ -200,7 +200,7 @@ def _start(
             model = peer.prepare(subject, progress)
             race.workers[peer.name] = Worker(peer.runner, {**settings, "model": str(model)}, progress)
         except LeftOutError as error:
-            race.drop(peer.name, f"left out: {error}")
+            race.drop(peer.name, str(error))
         except (LilyError, OSError) as error:
             race.drop(peer.name, f"failed: {error}")
         else:

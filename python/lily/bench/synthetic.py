@@ -98,7 +98,7 @@ def synthetic_checkpoint(shape: Shape, progress: Progress | None = None) -> Path
         LilyError: There is no room on the disk.
         UnsupportedError: Lily runs no model of these counts.
     """
-    folder = cache_folder() / f"synthetic-{shape.layers}-{digest(shape, Path(__file__))}"
+    folder = entry_of(shape, f"synthetic-{shape.layers}", Path(__file__))
     if folder.is_dir():
         try:
             open_checkpoint(folder)
@@ -117,32 +117,44 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "lily"
 
 
-def digest(shape: Shape, *writers: Path) -> str:
-    """Return what tells entries of the cache apart: counts, and the source text that wrote them."""
-    text = json.dumps(dataclasses.asdict(shape)).encode() + b"".join(path.read_bytes() for path in writers)
-    return hashlib.sha256(text).hexdigest()[:12]
+def entry_of(shape: Shape, kind: str, *writers: Path) -> Path:
+    """Return the entry of the cache for something made from a shape by the source text in `writers`."""
+
+    def digest(text: bytes) -> str:
+        return hashlib.sha256(text).hexdigest()[:8]
+
+    counts = digest(json.dumps(dataclasses.asdict(shape)).encode())
+    return cache_folder() / f"{kind}-{counts}-{digest(b''.join(path.read_bytes() for path in writers))}"
 
 
 @contextlib.contextmanager
 def new_entry(path: Path, size: int) -> Iterator[Path]:
     """Give a folder to write into, which becomes `path` at the end and disappears after an error.
 
+    What other versions of the source text wrote for the same shape is removed first.
+
     Args:
-        path: The entry. Another process may be writing it as well: the first one to finish wins.
+        path: From entry_of(). Another process may be writing it as well: the first one to finish wins.
         size: Bytes it will have.
 
     Raises:
-        LilyError: There is no room for them.
+        LilyError: There is no room for them, or the cache folder cannot be used.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(path.parent).free
-    if free < size:
-        raise LilyError(
-            f"{path.parent}: random weights need {size / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; "
-            "XDG_CACHE_HOME names another folder"
-        )
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=path.parent))
+    hint = "XDG_CACHE_HOME names another folder"
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=path.parent))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise LilyError(f"{path.parent}: no place for random weights: {reason}; {hint}") from error
+    try:
+        for old in path.parent.glob(path.name.rsplit("-", 1)[0] + "-*"):
+            if old != path:
+                shutil.rmtree(old)
+        free = shutil.disk_usage(path.parent).free
+        if free < size:
+            needed = f"random weights need {size / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free"
+            raise LilyError(f"{path.parent}: {needed}; {hint}")
         yield partial
         try:
             partial.rename(path)

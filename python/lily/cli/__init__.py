@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lily.cli import bench, chat, doctor, generate, info, score
@@ -40,6 +40,16 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0, 1 after an error, 2 for wrong usage, 130 after Ctrl-C."""
+
+    def run() -> int:
+        args = _parse(argv)
+        return int(args.run(args))
+
+    return guarded(run)
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """Return what `run` does, or the exit status of what ended it, which is said in a line."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  for the rest of the program
     if sys.stdout is None:
@@ -51,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            args = _parse(argv)
-            status = args.run(args)
+            status = run()
             sys.stdout.flush()
         except KeyboardInterrupt:
             return _interrupted()
@@ -63,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             note(f"{error}" or type(error).__name__)
             _drop_output()
             return 1
-    return int(status)
+    return status
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

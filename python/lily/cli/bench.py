@@ -88,6 +88,15 @@ def _add_counts(parser: argparse.ArgumentParser, tokens: int) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _check_room(args: argparse.Namespace, repeats: int) -> None:
+    room = args.context + args.tokens * repeats
+    if room > MAX_CONTEXT:
+        args.parser.error(
+            f"--context {args.context} and {repeats} times --tokens {args.tokens} are {room} tokens; "
+            f"a session holds at most {MAX_CONTEXT}"
+        )
+
+
 def _lengths(text: str) -> list[int]:
     return [whole(1, MAX_CONTEXT)(part) for part in text.split(",")]
 
@@ -138,6 +147,7 @@ def run_decode(args: argparse.Namespace) -> int:
     from lily.bench.decode import measure_decode
     from lily.bench.machine import describe_machine
 
+    _check_room(args, args.repeats)
     bars = _Bars()
     try:
         folder, _ = _model_folder(args, bars)
@@ -199,6 +209,7 @@ def run_peers(args: argparse.Namespace) -> int:
     from lily.bench.peers import Subject, compare
     from lily.checkpoint import open_checkpoint
 
+    _check_room(args, args.pairs)
     bars = _Bars()
     try:
         folder, layers = _model_folder(args, bars)
@@ -223,7 +234,7 @@ def run_peers(args: argparse.Namespace) -> int:
     for name, facts in record["engines"].items():
         _line(name, _versions(facts))
     for name, reason in record["left_out"].items():
-        _line(name, reason)
+        _line(name, f"left out: {reason}")
     for case in record["cases"]:
         _show_case(case)
     for name, facts in record["engines"].items():
