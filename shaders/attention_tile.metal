@@ -23,14 +23,9 @@ inline void stage_cache(threadgroup act_t* tile, device const bfloat* cache, dev
                         uint kv_head, uint dim, uint first, uint end, uint tid) {
     for (uint t = tid; t < TILE_K * (TILE_K / 8); t += THREADS) {
         const uint row = t / (TILE_K / 8), col = t % (TILE_K / 8) * 8, token = first + row;
-        float v[8];
-        for (uint i = 0; i < 8; i++) v[i] = 0;
-        if (token < end) {
-            device const bfloat* from =
-                cache + (cache_row(table, token) * kv_heads + kv_head) * HEAD_DIM + dim + col;
-            for (uint i = 0; i < 8; i++) v[i] = float(from[i]);
-        }
-        tile_put8(tile, row, col, pack8(v));
+        uint4 v = uint4(0u);
+        if (token < end) v = acts8(cache + (cache_row(table, token) * kv_heads + kv_head) * HEAD_DIM + dim + col);
+        tile_put8(tile, row, col, v);
     }
 }
 
@@ -94,11 +89,14 @@ inline void write_values(thread Acc& o, threadgroup const float* sum, device con
     }
 }
 
-// attention_tile: one threadgroup makes BM (row, query head) pairs of one KV head.
-//   grid: (kv_heads, (rows * GROUP + BM - 1) / BM, 1)
-//   const: GROUP <= 8, BM <= 32
+// (row, query head) pairs of a tile. A CPU has room for more, and reads the cache less often.
+constant constexpr uint PAIRS = SIMD_WIDTH == 1 ? 128 : 32;
+
+// attention_tile: one threadgroup makes PAIRS (row, query head) pairs of one KV head.
+//   grid: (kv_heads, (rows * GROUP + PAIRS - 1) / PAIRS, 1)
+//   const: GROUP <= 8
 //   used: encode_attention_rows
-template <uint GROUP, uint BM>
+template <uint GROUP>
 KERNEL(attention_tile, 4)(
     device const act_t*           q          [[buffer(0)]],  // [kv_heads, rows, GROUP, HEAD_DIM]
     device const float*           proj       [[buffer(1)]],  // [rows, proj_dim]
@@ -111,48 +109,48 @@ KERNEL(attention_tile, 4)(
     GRID)
 {
     constexpr uint SIMDS = simdgroups(4), THREADS = SIMDS * SIMD_WIDTH;
-    SHARED act_t left[BM * TILE_K];       // 64 dims of q, then the probabilities
+    SHARED act_t left[PAIRS * TILE_K];       // 64 dims of q, then the probabilities
     SHARED act_t right[TILE_K * TILE_K];  // 64 dims of k, then of v
-    SHARED float scores[BM * TILE_K];
-    SHARED float most[BM];
-    SHARED float sum[BM];
-    SHARED float shrink[BM];
+    SHARED float scores[PAIRS * TILE_K];
+    SHARED float most[PAIRS];
+    SHARED float sum[PAIRS];
+    SHARED float shrink[PAIRS];
     inputs_ready();
-    const uint kv_head = group.x, base = group.y * BM, kv_heads = args.kv_heads;
+    const uint kv_head = group.x, base = group.y * PAIRS, kv_heads = args.kv_heads;
     if (base >= step->rows * GROUP) return;
-    const uint live = min(BM, step->rows * GROUP - base), position = step->position;
+    const uint live = min(PAIRS, step->rows * GROUP - base), position = step->position;
     const uint end = position + (base + live - 1) / GROUP + 1;
     device const uint* table = page_table + step->session * args.session_pages;
     device const act_t* queries = q + (kv_head * args.rows * GROUP + base) * HEAD_DIM;
-    for (uint r = tid; r < BM; r += THREADS) {
+    for (uint r = tid; r < PAIRS; r += THREADS) {
         most[r] = -INFINITY;
         sum[r] = 0;
     }
-    tile_acc<BM, TILE_K, SIMDS, true> o0, o1, o2, o3;  // dims 0, 64, 128, 192 and on
+    tile_acc<PAIRS, TILE_K, SIMDS, true> o0, o1, o2, o3;  // dims 0, 64, 128, 192 and on
     tile_clear(o0, lane, simd);
     tile_clear(o1, lane, simd);
     tile_clear(o2, lane, simd);
     tile_clear(o3, lane, simd);
     for (uint first = 0; first < end; first += TILE_K) {
-        tile_acc<BM, TILE_K, SIMDS> score;
+        tile_acc<PAIRS, TILE_K, SIMDS> score;
         tile_clear(score, lane, simd);
         for (uint dim = 0; dim < HEAD_DIM; dim += TILE_K) {
-            stage_rows<BM, THREADS>(left, queries + dim, HEAD_DIM, live, tid);
+            stage_rows<PAIRS, THREADS>(left, queries + dim, own_rows(), HEAD_DIM, live, tid);
             stage_cache<THREADS>(right, k_cache, table, kv_heads, kv_head, dim, first, end, tid);
             threadgroup_barrier(mem_flags::mem_threadgroup);
-            tile_multiply<BM, TILE_K, SIMDS>(score, left, right);
+            tile_multiply<PAIRS, TILE_K, SIMDS>(score, left, right);
             threadgroup_barrier(mem_flags::mem_threadgroup);
         }
         UNROLL_TILE
         for (uint i = 0; i < tile_capacity(score); i++)
             if (tile_valid(score, i)) scores[tile_row(score, i) * TILE_K + tile_col(score, i)] = score[i];
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        softmax_rows<BM, GROUP, SIMDS>(scores, left, most, sum, shrink, base, live, position, first, lane, simd);
+        softmax_rows<PAIRS, GROUP, SIMDS>(scores, left, most, sum, shrink, base, live, position, first, lane, simd);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        add_values<BM, SIMDS>(o0, left, right, shrink, v_cache, table, kv_heads, kv_head, 0, first, end, tid);
-        add_values<BM, SIMDS>(o1, left, right, shrink, v_cache, table, kv_heads, kv_head, 64, first, end, tid);
-        add_values<BM, SIMDS>(o2, left, right, shrink, v_cache, table, kv_heads, kv_head, 128, first, end, tid);
-        add_values<BM, SIMDS>(o3, left, right, shrink, v_cache, table, kv_heads, kv_head, 192, first, end, tid);
+        add_values<PAIRS, SIMDS>(o0, left, right, shrink, v_cache, table, kv_heads, kv_head, 0, first, end, tid);
+        add_values<PAIRS, SIMDS>(o1, left, right, shrink, v_cache, table, kv_heads, kv_head, 64, first, end, tid);
+        add_values<PAIRS, SIMDS>(o2, left, right, shrink, v_cache, table, kv_heads, kv_head, 128, first, end, tid);
+        add_values<PAIRS, SIMDS>(o3, left, right, shrink, v_cache, table, kv_heads, kv_head, 192, first, end, tid);
     }
     const uint heads = kv_heads * GROUP, head = kv_head * GROUP;
     write_values<GROUP>(o0, sum, proj, y, args.proj_dim, heads, head, 0, base, live);

@@ -14,6 +14,8 @@ struct conv_silu_args {
     uint proj_dim;
 };
 
+constant constexpr uint CHANNELS = SIMD_WIDTH == 1 ? DELTA_DIM : 64;  // of one threadgroup
+
 // conv_silu: one threadgroup makes CHANNELS channels of CONV_ROWS rows; the last one carries the state on.
 //   grid: (channels / CHANNELS, (rows + CONV_ROWS - 1) / CONV_ROWS, 1)
 //   bytes: proj = rows * channels * 4
@@ -29,30 +31,29 @@ KERNEL(conv_silu, 2)(
     constant conv_silu_args& args  [[buffer(5)]],
     GRID)
 {
-    constexpr uint THREADS = simdgroups(2) * SIMD_WIDTH;
+    constexpr uint THREADS = simdgroups(2) * SIMD_WIDTH, OWN = CHANNELS / THREADS;
     inputs_ready();
     const uint first = group.y * CONV_ROWS, rows = step->rows;
     if (first >= rows) return;
-    const uint last = min(first + CONV_ROWS, rows);
+    const uint last = min(first + CONV_ROWS, rows), own = group.x * CHANNELS + tid;
     const bool fresh = step->position == 0;
     device const float* before = state + state_now(step) * CONV_TAIL * args.channels;
     device float* after = state + state_next(step) * CONV_TAIL * args.channels;
+    float taps[CONV_WIDTH][OWN];
+    for (uint i = 0; i < OWN; i++)
+        for (uint t = 0; t < CONV_WIDTH; t++) taps[t][i] = float(w[(own + i * THREADS) * CONV_WIDTH + t]);
     for (uint r = first; r < last; r++) {
-        // Where each tap's row lies is the same for all channels.
-        device const float* from[CONV_WIDTH];
-        bool zero[CONV_WIDTH];
+        float sum[OWN];
+        for (uint i = 0; i < OWN; i++) sum[i] = 0;
         for (uint t = 0; t < CONV_WIDTH; t++) {
             const bool carried = r + t < CONV_TAIL;
-            zero[t] = carried && fresh;
-            from[t] = carried ? before + (r + t) * args.channels : proj + (r + t - CONV_TAIL) * args.proj_dim;
+            if (carried && fresh) continue;
+            device const float* x =
+                own + (carried ? before + (r + t) * args.channels : proj + (r + t - CONV_TAIL) * args.proj_dim);
+            for (uint i = 0; i < OWN; i++) sum[i] = fma(taps[t][i], x[i * THREADS], sum[i]);
         }
-        for (uint i = tid; i < CHANNELS; i += THREADS) {
-            const uint c = group.x * CHANNELS + i;
-            float sum = 0;
-            for (uint t = 0; t < CONV_WIDTH; t++)
-                sum = fma(float(w[c * CONV_WIDTH + t]), zero[t] ? 0.0f : from[t][c], sum);
-            y[r * args.channels + c] = silu(sum);
-        }
+        device float* out = y + r * args.channels + own;
+        for (uint i = 0; i < OWN; i++) out[i * THREADS] = silu(sum[i]);
     }
     if (last == rows)
         for (uint t = 0; t < CONV_TAIL; t++)

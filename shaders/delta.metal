@@ -6,7 +6,7 @@
 //     g = exp(-exp(A_log) * softplus(a + dt_bias)),  beta = sigmoid(b);  S counts as zero at position 0
 // Everything is fp32. A lane keeps DELTA_DIM / SIMD_WIDTH keys of a few value rows in registers.
 // Reference: transformers torch_recurrent_gated_delta_rule; Yang et al., Gated Delta Networks (2024), equation 10.
-#include "lily.h"
+#include "delta_rows.h"
 
 // Scales a q or k head to length 1, for one simdgroup; x is device or threadgroup memory.
 template <class X> inline void to_unit_length(X x, float factor, uint lane) {
@@ -69,38 +69,9 @@ struct delta_args {
     uint value_heads;
 };
 
-constant constexpr uint DELTA_ROWS = 4;                          // value rows of a simdgroup of delta_scan
-constant constexpr uint DELTA_KEYS = DELTA_DIM / SIMD_WIDTH;     // keys of a lane
+constant constexpr uint DELTA_ROWS = SIMD_WIDTH == 1 ? 8 : 4;    // value rows of a simdgroup of delta_scan
 constexpr uint delta_simds() { return simdgroups(4); }
 constexpr uint delta_groups() { return DELTA_DIM / (DELTA_ROWS * delta_simds()); }
-
-// ROWS rows of one head's state, spread over the lanes of a simdgroup.
-template <uint ROWS> struct delta_rows {
-    float s[ROWS][DELTA_KEYS];
-    void load(device const float* state, bool fresh, uint lane) thread {
-        for (uint r = 0; r < ROWS; r++)
-            for (uint i = 0; i < DELTA_KEYS; i++) s[r][i] = fresh ? 0.0f : state[r * DELTA_DIM + lane * DELTA_KEYS + i];
-    }
-    void store(device float* state, uint lane) const thread {
-        for (uint r = 0; r < ROWS; r++)
-            for (uint i = 0; i < DELTA_KEYS; i++) state[r * DELTA_DIM + lane * DELTA_KEYS + i] = s[r][i];
-    }
-    // One token: head row pointers q, k, v (v and y at the first value row), gate = {g, beta}.
-    template <class X, class Y> void update(X q, X k, X v, float2 gate, Y y, uint lane) thread {
-        float qs[DELTA_KEYS], ks[DELTA_KEYS];
-        for (uint i = 0; i < DELTA_KEYS; i++) {
-            qs[i] = q[lane * DELTA_KEYS + i];
-            ks[i] = k[lane * DELTA_KEYS + i];
-        }
-        for (uint r = 0; r < ROWS; r++) {
-            for (uint i = 0; i < DELTA_KEYS; i++) s[r][i] *= gate[0];
-            const float error = gate[1] * (v[r] - simd_sum(lane_dot<DELTA_KEYS>(s[r], ks)));
-            for (uint i = 0; i < DELTA_KEYS; i++) s[r][i] = fma(ks[i], error, s[r][i]);
-            const float out = simd_sum(lane_dot<DELTA_KEYS>(s[r], qs));
-            if (lane == 0) y[r] = out;
-        }
-    }
-};
 
 // delta_scan: the step's rows one after the other, the state in registers.
 //   grid: (delta_groups(), value_heads, 1)

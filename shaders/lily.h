@@ -47,7 +47,8 @@ template <uint N> inline float lane_dot(const thread float* a, const thread floa
 }
 #endif
 
-// The largest of one lane's values, and the first place of one that equals `wanted` (n: there is none).
+// The largest of one lane's values; the first place of one that equals `wanted` (n: there is none); and a change at a
+// place (n: nowhere) that leaves the others in registers.
 #ifndef LILY_TUNED_LARGEST
 inline float lane_largest(const thread float* v, uint n) {
     float most = -INFINITY;
@@ -58,6 +59,9 @@ inline uint lane_find(const thread float* v, uint n, float wanted) {
     uint place = n;
     for (uint i = n; i > 0; i--) place = v[i - 1] == wanted ? i - 1 : place;
     return place;
+}
+inline void lane_put(thread float* v, uint n, uint place, float value) {
+    for (uint i = 0; i < n; i++) v[i] = i == place ? value : v[i];
 }
 #endif
 

@@ -34,8 +34,7 @@ inline float choose_experts(device const float* row, uint experts, uint count, I
         const float high = simd_max(lane_largest(v, own));
         const uint own_best = lane_find(v, own, high) * SIMD_WIDTH + lane;
         const uint best = min(simd_min(own_best), experts - 1);  // logits that are not numbers choose some expert
-        for (uint i = 0; i < own; i++)
-            if (i * SIMD_WIDTH + lane == best) v[i] = -INFINITY;
+        lane_put(v, own, best % SIMD_WIDTH == lane ? best / SIMD_WIDTH : own, -INFINITY);
         if (j == 0) most = high;
         const float e = precise::exp(high - most);
         sum += e;

@@ -15,19 +15,8 @@ struct expert_mm_args {
     uint k;
 };
 
-// Stages 64 columns of the tile's pairs: row pairs[i] / used of x.
-template <uint BM, uint THREADS>
-inline void stage_pairs(threadgroup act_t* tile, device const act_t* x, device const uint* pairs, uint used,
-                        uint stride, uint live, uint tid) {
-    for (uint t = tid; t < BM * (TILE_K / 8); t += THREADS) {
-        const uint row = t / (TILE_K / 8), col = t % (TILE_K / 8) * 8;
-        tile_put8(tile, row, col,
-                  row < live ? *(device const uint4*)(x + pairs[row] / used * stride + col) : uint4(0u));
-    }
-}
-
 // expert_mm_gate_up: prefill; one threadgroup makes the same BM x TILE_N tile of gate and up of one expert's pairs.
-//   grid: (n / TILE_N, rows * used / BM + experts, 1)
+//   grid: ((n + TILE_N - 1) / TILE_N, rows * used / BM + experts, 1)
 //   const: BM <= 128
 //   used: encode_expert_tiles
 template <uint BM>
@@ -49,31 +38,30 @@ KERNEL(expert_mm_gate_up, 4)(
     inputs_ready();
     if (group.y >= tile_count[0]) return;
     const uint4 tile = tiles[group.y];
-    const uint k = args.k, col = group.x * TILE_N, live = tile[2];
+    const uint k = args.k, col = group.x * TILE_N, columns = min(TILE_N, args.n - col), live = tile[2];
     const uint gate_row = tile[0] * 2 * args.n + col, up_row = gate_row + args.n;
     tile_acc<BM, TILE_N, SIMDS> gate, up;
     tile_clear(gate, lane, simd);
     tile_clear(up, lane, simd);
-    for (uint at = 0; at < k; at += TILE_K) {
+    for (uint at = 0; at < k; at += TILE_DEPTH) {
         const uint g = at / QUANT_GROUP, groups = k / QUANT_GROUP;
-        stage_pairs<BM, THREADS>(xs, x + at, pairs + tile[1], args.used, k, live, tid);
-        quant_tile_multiply<4, BM, TILE_N, SIMDS>(gate, xs, ws, w + gate_row * (k / 32) + at / 32, k / 32,
+        quant_rows<BM> rows;
+        rows.template stage<THREADS>(xs, x + at, pair_rows{pairs + tile[1], args.used}, k, live,
+                                     min(TILE_DEPTH, k - at), tid);
+        quant_tile_multiply<4, BM, TILE_N, SIMDS>(gate, rows, ws, w + gate_row * (k / 32) + at / 32, k / 32,
                                                   scales + gate_row * groups + g, biases + gate_row * groups + g,
-                                                  groups, live, tid);
-        quant_tile_multiply<4, BM, TILE_N, SIMDS>(up, xs, ws, w + up_row * (k / 32) + at / 32, k / 32,
+                                                  groups, live, columns, tid);
+        quant_tile_multiply<4, BM, TILE_N, SIMDS>(up, rows, ws, w + up_row * (k / 32) + at / 32, k / 32,
                                                   scales + up_row * groups + g, biases + up_row * groups + g, groups,
-                                                  live, tid);
+                                                  live, columns, tid);
     }
-    UNROLL_TILE
-    for (uint i = 0; i < tile_capacity(gate); i++)
-        if (tile_valid(gate, i) && tile_row(gate, i) < live)
-            h[(tile[1] + tile_row(gate, i)) * args.n + col + tile_col(gate, i)] =
-                to_act(silu(gate[i]) * up[i] * (1.0f / float(SWIGLU_SHIFT)));
+    tile_swiglu(gate, up);
+    tile_store_acts(gate, h + tile[1] * args.n + col, args.n, live);
     outputs_follow();
 }
 
 // expert_mm_down: prefill; one threadgroup makes a BM x TILE_N tile of one expert's outputs, each put at its pair.
-//   grid: (n / TILE_N, rows * used / BM + experts, 1)
+//   grid: ((n + TILE_N - 1) / TILE_N, rows * used / BM + experts, 1)
 //   const: BM <= 128
 //   used: encode_expert_tiles
 template <uint BM>
@@ -95,18 +83,18 @@ KERNEL(expert_mm_down, 4)(
     inputs_ready();
     if (group.y >= tile_count[0]) return;
     const uint4 tile = tiles[group.y];
-    const uint k = args.k, col = group.x * TILE_N, live = tile[2], w_row = tile[0] * args.n + col;
+    const uint k = args.k, col = group.x * TILE_N, columns = min(TILE_N, args.n - col), live = tile[2];
+    const uint w_row = tile[0] * args.n + col;
     tile_acc<BM, TILE_N, SIMDS> acc;
     tile_clear(acc, lane, simd);
-    for (uint at = 0; at < k; at += TILE_K) {
+    for (uint at = 0; at < k; at += TILE_DEPTH) {
         const uint g = w_row * (k / QUANT_GROUP) + at / QUANT_GROUP;
-        stage_rows<BM, SIMDS * SIMD_WIDTH>(xs, h + tile[1] * k + at, k, live, tid);
-        quant_tile_multiply<4, BM, TILE_N, SIMDS>(acc, xs, ws, w + w_row * (k / 32) + at / 32, k / 32, scales + g,
-                                                  biases + g, k / QUANT_GROUP, live, tid);
+        quant_rows<BM> rows;
+        rows.template stage<SIMDS * SIMD_WIDTH>(xs, h + tile[1] * k + at, own_rows(), k, live,
+                                                min(TILE_DEPTH, k - at), tid);
+        quant_tile_multiply<4, BM, TILE_N, SIMDS>(acc, rows, ws, w + w_row * (k / 32) + at / 32, k / 32, scales + g,
+                                                  biases + g, k / QUANT_GROUP, live, columns, tid);
     }
-    UNROLL_TILE
-    for (uint i = 0; i < tile_capacity(acc); i++)
-        if (tile_valid(acc, i) && tile_row(acc, i) < live)
-            y[pairs[tile[1] + tile_row(acc, i)] * args.n + col + tile_col(acc, i)] = acc[i] * float(SWIGLU_SHIFT);
+    tile_store(acc, y + col, pair_rows{pairs + tile[1], 1}, args.n, live, float(SWIGLU_SHIFT));
     outputs_follow();
 }

@@ -79,7 +79,12 @@ KERNEL(gated_rms_norm, 1)(
     device const float* z = proj + group.y * args.proj_dim + args.gate + group.x * DELTA_DIM;
     const float sum = simd_sum(lane_squares(x + at, DELTA_DIM, lane, SIMD_WIDTH));
     const float scale = precise::rsqrt(sum / float(DELTA_DIM) + args.eps);
-    for (uint i = lane; i < DELTA_DIM; i += SIMD_WIDTH)
-        y[at + i] = to_act(x[at + i] * scale * float(w[i]) * silu(z[i]));
+    constexpr uint OWN = DELTA_DIM / SIMD_WIDTH;
+    float gated[OWN];
+    for (uint i = 0; i < OWN; i++) {
+        const uint d = i * SIMD_WIDTH + lane;
+        gated[i] = x[at + d] * scale * float(w[d]) * silu(z[d]);
+    }
+    store_acts(y + at + lane, SIMD_WIDTH, gated, 1, OWN);
     outputs_follow();
 }

@@ -17,6 +17,7 @@ template <uint BITS> inline float quant_at(uint word, uint i) {
 constant constexpr uint LANES_PER_ROW = 4;
 constant constexpr uint ROWS_PER_LANE = 2;
 constant constexpr uint LANE_K = 32;
+constant constexpr uint MV_X = 1;  // rows of x that mv_many multiplies at once
 
 // The activations of one lane's chunk, prepared once and used for several rows; the first of those begins at w.
 template <uint BITS> struct quant_x {
@@ -118,3 +119,15 @@ template <uint SPLIT> inline float mv_row(const threadgroup float* part, uint i)
     for (uint j = 0; j < SPLIT; j++) sum += part[(set * SPLIT + j) * MV_ROWS + row];
     return sum;
 }
+
+// mv_partials of `count` <= MV_X rows of x, k apart, in as many parts.
+#ifndef LILY_TUNED_MANY
+template <uint BITS, uint SPLIT>
+inline void mv_many(device const act_t* x, uint count, device const uint4* w, device const bfloat* scales,
+                    device const bfloat* biases, uint k, uint row, uint left, threadgroup float* part, uint lane,
+                    uint simd) {
+    for (uint r = 0; r < count; r++)
+        mv_partials<BITS, SPLIT>(x + r * k, w, scales, biases, k, row, left, part + r * simdgroups(8) * MV_ROWS, lane,
+                                 simd);
+}
+#endif

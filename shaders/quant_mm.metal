@@ -18,18 +18,19 @@ struct qmm_args {
 // acc += the BM x TILE_N tile of W x whose first weight row is w's first.
 template <uint BITS, uint BM, uint SIMDS>
 inline void qmm_tile(thread tile_acc<BM, TILE_N, SIMDS>& acc, device const act_t* x, device const uint4* w,
-                     device const bfloat* scales, device const bfloat* biases, uint k, uint live,
+                     device const bfloat* scales, device const bfloat* biases, uint k, uint live, uint columns,
                      threadgroup act_t* xs, threadgroup act_t* ws, uint tid) {
-    for (uint at = 0; at < k; at += TILE_K) {
-        stage_rows<BM, SIMDS * SIMD_WIDTH>(xs, x + at, k, live, tid);
-        quant_tile_multiply<BITS, BM, TILE_N, SIMDS>(acc, xs, ws, w + at * BITS / 128, k * BITS / 128,
+    for (uint at = 0; at < k; at += TILE_DEPTH) {
+        quant_rows<BM> rows;
+        rows.template stage<SIMDS * SIMD_WIDTH>(xs, x + at, own_rows(), k, live, min(TILE_DEPTH, k - at), tid);
+        quant_tile_multiply<BITS, BM, TILE_N, SIMDS>(acc, rows, ws, w + at * BITS / 128, k * BITS / 128,
                                                      scales + at / QUANT_GROUP, biases + at / QUANT_GROUP,
-                                                     k / QUANT_GROUP, live, tid);
+                                                     k / QUANT_GROUP, live, columns, tid);
     }
 }
 
 // qmm: one threadgroup makes BM rows of TILE_N columns.
-//   grid: (n / TILE_N, (rows + BM - 1) / BM, 1)
+//   grid: ((n + TILE_N - 1) / TILE_N, (rows + BM - 1) / BM, 1)
 //   const: BITS <= 8, BM <= 128
 //   used: encode_product, encode_score
 template <uint BITS, uint BM>
@@ -53,16 +54,13 @@ KERNEL(qmm, 4)(
     tile_acc<BM, TILE_N, SIMDS> acc;
     tile_clear(acc, lane, simd);
     qmm_tile<BITS, BM, SIMDS>(acc, x + row * k, w + col * (k * BITS / 128), scales + col * (k / QUANT_GROUP),
-                              biases + col * (k / QUANT_GROUP), k, live, xs, ws, tid);
-    UNROLL_TILE
-    for (uint i = 0; i < tile_capacity(acc); i++)
-        if (tile_valid(acc, i) && tile_row(acc, i) < live)
-            y[(row + tile_row(acc, i)) * args.n + col + tile_col(acc, i)] = acc[i];
+                              biases + col * (k / QUANT_GROUP), k, live, min(TILE_N, args.n - col), xs, ws, tid);
+    tile_store(acc, y + row * args.n + col, own_rows(), args.n, live, 1.0f);
     outputs_follow();
 }
 
 // qmm_add: as qmm, added to y.
-//   grid: (n / TILE_N, (rows + BM - 1) / BM, 1)
+//   grid: ((n + TILE_N - 1) / TILE_N, (rows + BM - 1) / BM, 1)
 //   const: BITS <= 8, BM <= 128
 //   reads: y = rows * n * 4
 //   used: encode_product_add
@@ -87,16 +85,13 @@ KERNEL(qmm_add, 4)(
     tile_acc<BM, TILE_N, SIMDS> acc;
     tile_clear(acc, lane, simd);
     qmm_tile<BITS, BM, SIMDS>(acc, x + row * k, w + col * (k * BITS / 128), scales + col * (k / QUANT_GROUP),
-                              biases + col * (k / QUANT_GROUP), k, live, xs, ws, tid);
-    UNROLL_TILE
-    for (uint i = 0; i < tile_capacity(acc); i++)
-        if (tile_valid(acc, i) && tile_row(acc, i) < live)
-            y[(row + tile_row(acc, i)) * args.n + col + tile_col(acc, i)] += acc[i];
+                              biases + col * (k / QUANT_GROUP), k, live, min(TILE_N, args.n - col), xs, ws, tid);
+    tile_add(acc, y + row * args.n + col, args.n, live);
     outputs_follow();
 }
 
 // qmm_swiglu: one threadgroup makes the same BM x TILE_N tile of gate and of up; n counts the columns of y.
-//   grid: (n / TILE_N, (rows + BM - 1) / BM, 1)
+//   grid: ((n + TILE_N - 1) / TILE_N, (rows + BM - 1) / BM, 1)
 //   const: BITS <= 8, BM <= 128
 //   used: encode_expert_tiles
 template <uint BITS, uint BM>
@@ -121,13 +116,10 @@ KERNEL(qmm_swiglu, 4)(
     tile_clear(gate, lane, simd);
     tile_clear(value, lane, simd);
     qmm_tile<BITS, BM, SIMDS>(gate, x + row * k, w + col * (k * BITS / 128), scales + col * (k / QUANT_GROUP),
-                              biases + col * (k / QUANT_GROUP), k, live, xs, ws, tid);
+                              biases + col * (k / QUANT_GROUP), k, live, min(TILE_N, args.n - col), xs, ws, tid);
     qmm_tile<BITS, BM, SIMDS>(value, x + row * k, w + up * (k * BITS / 128), scales + up * (k / QUANT_GROUP),
-                              biases + up * (k / QUANT_GROUP), k, live, xs, ws, tid);
-    UNROLL_TILE
-    for (uint i = 0; i < tile_capacity(gate); i++)
-        if (tile_valid(gate, i) && tile_row(gate, i) < live)
-            y[(row + tile_row(gate, i)) * args.n + col + tile_col(gate, i)] =
-                to_act(silu(gate[i]) * value[i] * (1.0f / float(SWIGLU_SHIFT)));
+                              biases + up * (k / QUANT_GROUP), k, live, min(TILE_N, args.n - col), xs, ws, tid);
+    tile_swiglu(gate, value);
+    tile_store_acts(gate, y + row * args.n + col, args.n, live);
     outputs_follow();
 }

@@ -15,8 +15,8 @@ struct qmv_args {
     uint k;
 };
 
-// qmv: one threadgroup makes mv_rows(K) values of one row.
-//   grid: ((n + mv_rows(K) - 1) / mv_rows(K), rows, 1)
+// qmv: one threadgroup makes mv_rows(K) values of MV_X rows.
+//   grid: ((n + mv_rows(K) - 1) / mv_rows(K), (rows + MV_X - 1) / MV_X, 1)
 //   const: BITS <= 8, K = k
 //   used: encode_moe
 template <uint BITS, uint K>
@@ -31,14 +31,16 @@ KERNEL(qmv, 8)(
     GRID)
 {
     constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K);
-    SHARED float part[SIMDS * MV_ROWS];
-    const uint k = K ? K : args.k, first = group.x * ROWS, left = args.n - first;
+    SHARED float part[MV_X * SIMDS * MV_ROWS];
+    const uint k = K ? K : args.k, first = group.x * ROWS, left = args.n - first, row = group.y * MV_X;
     inputs_ready();
-    if (group.y >= step->rows) return;
-    mv_partials<BITS, mv_split(K)>(x + group.y * k, w, scales, biases, k, first, left, part, lane, simd);
+    if (row >= step->rows) return;
+    const uint count = min(MV_X, step->rows - row);
+    mv_many<BITS, mv_split(K)>(x + row * k, count, w, scales, biases, k, first, left, part, lane, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    device float* out = y + group.y * args.n + first;
-    for (uint i = tid; i < min(ROWS, left); i += SIMDS * SIMD_WIDTH) out[i] = mv_row<mv_split(K)>(part, i);
+    for (uint r = 0; r < count; r++)
+        for (uint i = tid; i < min(ROWS, left); i += SIMDS * SIMD_WIDTH)
+            y[(row + r) * args.n + first + i] = mv_row<mv_split(K)>(part + r * SIMDS * MV_ROWS, i);
     outputs_follow();
 }
 

@@ -21,13 +21,12 @@ constant constexpr uint GENERATIONS = 3;    // recurrent states a session keeps:
 constant constexpr uint TOKEN_RING = 64;    // finished tokens the host may fall behind
 
 // Work split.
-constant constexpr uint TILE_N = 64;        // columns of a matrix tile
+constant constexpr uint SIZE_UNIT = 64;     // every size of a matrix is a multiple
 constant constexpr uint TILE_K = 64;        // depth of a matrix tile: one quantisation group
 constant constexpr uint KV_BLOCK = 1024;    // tokens of one block of decode attention
 constant constexpr uint ROUTE_BLOCK = 256;  // (row, expert) pairs that one routing threadgroup orders
 constant constexpr uint VOCAB_BLOCK = 4096; // logits that one reduction threadgroup reads
 constant constexpr uint CONV_ROWS = 16;     // tokens that one convolution threadgroup makes
-constant constexpr uint CHANNELS = 64;      // channels that one elementwise threadgroup makes
 constant constexpr uint COMBINE_COLUMNS = 256;  // columns that one combining threadgroup makes
 
 // Limits of local arrays.

@@ -15,7 +15,20 @@
 #pragma once
 #include "quant.h"
 
+// Rows of x that a tile takes: neighbours, or those of (row, choice) pairs.
+struct own_rows {
+    uint at(uint row) const thread { return row; }
+};
+struct pair_rows {
+    device const uint* pairs;
+    uint used;
+    uint at(uint row) const thread { return pairs[row] / used; }
+};
+
 #ifndef LILY_TUNED_TILE
+constant constexpr uint TILE_N = SIZE_UNIT;   // columns of a product's tile
+constant constexpr uint TILE_DEPTH = TILE_K;  // k of one step
+
 #ifdef LILY_TENSOR_OPS
 #include "tile_tensor.h"
 #else
@@ -35,13 +48,42 @@ inline uint4 pack8(const thread float* v) {
     return r;
 }
 
-// acc += x w^T over one group of 64: x is a staged [BM][64] tile, w points at the first of BN rows at this k, rows
-// are w_stride uint4 and g_stride groups apart, ws is room for the [BN][64] tile. Rows of x from live on may be
-// skipped. Begins and ends with a barrier: x may be staged right before and right after.
+inline uint4 acts8(device const bfloat* from) {
+    float v[8];
+    for (uint i = 0; i < 8; i++) v[i] = float(from[i]);
+    return pack8(v);
+}
+
+// Copies 64 columns of BM rows of act_t, stride apart, into a tile; rows from live on become zero.
+template <uint BM, uint THREADS, class Rows>
+inline void stage_rows(threadgroup act_t* tile, device const act_t* x, Rows rows, uint stride, uint live, uint tid) {
+    for (uint t = tid; t < BM * (TILE_K / 8); t += THREADS) {
+        const uint row = t / (TILE_K / 8), col = t % (TILE_K / 8) * 8;
+        tile_put8(tile, row, col,
+                  row < live ? *(device const uint4*)(x + rows.at(row) * stride + col) : uint4(0u));
+    }
+}
+
+// One step's columns of BM rows of x, as quant_tile_multiply takes them; several products may share them. xs is room
+// for a tile.
+template <uint BM> struct quant_rows {
+    threadgroup act_t* v;
+    template <uint THREADS, class Rows>
+    void stage(threadgroup act_t* xs, device const act_t* x, Rows rows, uint stride, uint live, uint /*depth*/,
+               uint tid) thread {
+        v = xs;
+        stage_rows<BM, THREADS>(xs, x, rows, stride, live, tid);
+    }
+};
+
+// acc += x w^T over one step: w points at the first of BN rows at this k, rows are w_stride uint4 and g_stride groups
+// apart, ws is room for a [BN][64] tile. Rows of x from live on, and columns from `columns` on, may be skipped; then
+// they are not valid. Begins and ends with a barrier: x may be staged right before and right after.
 template <uint BITS, uint BM, uint BN, uint SIMDS>
-inline void quant_tile_multiply(thread tile_acc<BM, BN, SIMDS>& acc, threadgroup act_t* xs, threadgroup act_t* ws,
-                                device const uint4* w, uint w_stride, device const bfloat* scales,
-                                device const bfloat* biases, uint g_stride, uint /*live*/, uint tid) {
+inline void quant_tile_multiply(thread tile_acc<BM, BN, SIMDS>& acc, const thread quant_rows<BM>& x,
+                                threadgroup act_t* ws, device const uint4* w, uint w_stride,
+                                device const bfloat* scales, device const bfloat* biases, uint g_stride,
+                                uint /*live*/, uint /*columns*/, uint tid) {
     constexpr uint PER = 128 / BITS, CHUNKS = TILE_K / PER;  // weights of a uint4, uint4 of a row
     for (uint t = tid; t < BN * CHUNKS; t += SIMDS * SIMD_WIDTH) {
         const uint row = t / CHUNKS, chunk = t % CHUNKS;
@@ -54,16 +96,38 @@ inline void quant_tile_multiply(thread tile_acc<BM, BN, SIMDS>& acc, threadgroup
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    tile_multiply<BM, BN, SIMDS>(acc, xs, ws);
+    tile_multiply<BM, BN, SIMDS>(acc, x.v, ws);
     threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// y[rows.at(r) * stride + c] = factor * acc[r][c], for the tile's live rows.
+template <class Acc, class Rows>
+inline void tile_store(thread Acc& acc, device float* y, Rows rows, uint stride, uint live, float factor) {
+    UNROLL_TILE
+    for (uint i = 0; i < tile_capacity(acc); i++)
+        if (tile_valid(acc, i) && tile_row(acc, i) < live)
+            y[rows.at(tile_row(acc, i)) * stride + tile_col(acc, i)] = factor * acc[i];
+}
+
+// y[r * stride + c] += acc[r][c], likewise.
+template <class Acc> inline void tile_add(thread Acc& acc, device float* y, uint stride, uint live) {
+    UNROLL_TILE
+    for (uint i = 0; i < tile_capacity(acc); i++)
+        if (tile_valid(acc, i) && tile_row(acc, i) < live) y[tile_row(acc, i) * stride + tile_col(acc, i)] += acc[i];
+}
+
+// y[r * stride + c] = act_t(acc[r][c]), likewise.
+template <class Acc> inline void tile_store_acts(thread Acc& acc, device act_t* y, uint stride, uint live) {
+    UNROLL_TILE
+    for (uint i = 0; i < tile_capacity(acc); i++)
+        if (tile_valid(acc, i) && tile_row(acc, i) < live)
+            y[tile_row(acc, i) * stride + tile_col(acc, i)] = to_act(acc[i]);
 }
 #endif
 
-// Copies 64 columns of BM rows of act_t, stride apart, into a tile; rows from live on become zero.
-template <uint BM, uint THREADS>
-inline void stage_rows(threadgroup act_t* tile, device const act_t* x, uint stride, uint live, uint tid) {
-    for (uint t = tid; t < BM * (TILE_K / 8); t += THREADS) {
-        const uint row = t / (TILE_K / 8), col = t % (TILE_K / 8) * 8;
-        tile_put8(tile, row, col, row < live ? *(device const uint4*)(x + row * stride + col) : uint4(0u));
-    }
+// gate = silu(gate) * up / SWIGLU_SHIFT.
+template <class Acc> inline void tile_swiglu(thread Acc& gate, thread Acc& up) {
+    UNROLL_TILE
+    for (uint i = 0; i < tile_capacity(gate); i++)
+        if (tile_valid(gate, i)) gate[i] = silu(gate[i]) * up[i] * (1.0f / float(SWIGLU_SHIFT));
 }

@@ -158,6 +158,14 @@ def test_plan_memory__needs_no_weights(device: str) -> None:
     assert small["kv"] < large["kv"]
 
 
+@pytest.mark.filterwarnings("ignore:context 131072 exceeds")
+def test_plan_memory__what_is_not_cache_does_not_grow_with_the_context(device: str) -> None:
+    short, long = (Engine.plan_memory("demo", context=n, device=device) for n in (4096, 131072))
+    assert long["kv"] == 32 * short["kv"]
+    for name in ("state", "logits", "scratch"):
+        assert long[name] <= 1.01 * short[name]
+
+
 def test_info__is_json(engine: Engine) -> None:
     import json
 

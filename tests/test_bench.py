@@ -164,6 +164,51 @@ def test_decode__synthetic_as_text(capsys: pytest.CaptureFixture[str], cache: Pa
     assert "% of the " in out
 
 
+# ---- prefill ----
+
+
+def test_prefill__json(capsys: pytest.CaptureFixture[str], device: str) -> None:
+    arguments = ("prefill", "--tokens", "5", "70", "--repeats", "3", "--device", device, "--json")
+    status, out, err = bench(capsys, *arguments)
+    record = json.loads(out)
+    assert (status, err) == (0, "")
+    assert record["settings"] == {"tokens": [5, 70], "repeats": 3}
+    assert [case["tokens"] for case in record["cases"]] == [5, 70]
+    for case in record["cases"]:
+        assert case["tokens_per_second"] == pytest.approx(case["tokens"] / case["seconds"])
+        speeds = case["tokens_per_second_of_repeats"]
+        assert len(speeds) == 3
+        assert min(speeds) <= case["tokens_per_second"] * 1.0001
+    assert record["engine"]["device"] == device
+    assert record["machine"]["cores"] >= 1
+
+
+def test_prefill__as_text(capsys: pytest.CaptureFixture[str], cache: Path) -> None:
+    arguments = (
+        "prefill",
+        "--model",
+        "synthetic:2",
+        "--tokens",
+        "1",
+        "9",
+        "--repeats",
+        "1",
+        "--device",
+        "cpu",
+    )
+    status, out, err = bench(capsys, *arguments)
+    assert (status, err) == (0, "")
+    names = [line.split("  ")[0] for line in out.splitlines()]
+    assert names == ["model", "machine", "device", "versions", "prefill", "prefill"]
+    assert " tok/s, 9 tokens in " in out
+
+
+def test_prefill__a_length_out_of_range(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench(capsys, "prefill", "--tokens", "8", "0")
+    assert "argument --tokens: must be an integer from 1 to 16777216, not '0'" in capsys.readouterr().err
+
+
 # ---- random weights ----
 
 

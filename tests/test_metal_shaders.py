@@ -98,17 +98,17 @@ MISTAKES = {
         "head", "reduce.h", "thread float& most", "float& most", "a reference without"
     ),
     "cast to a pointer without a space": Mistake(
-        "moe_tile", "moe_tile.metal", "*(device const uint4*)", "*(const uint4*)", "a pointer without"
+        "moe_tile", "tile.h", "*(device const uint4*)", "*(const uint4*)", "a pointer without"
     ),
     "cast between spaces": Mistake(
         "moe_tile",
-        "moe_tile.metal",
+        "tile.h",
         "*(device const uint4*)",
         "*(threadgroup const uint4*)",
         "address spaces",
     ),
     "array of pointers without a space": Mistake(
-        "conv", "conv.metal", "device const float* from[", "const float* from[", "a pointer without"
+        "conv", "conv.metal", "float taps[", "const float* from[2]; float taps[", "a pointer without"
     ),
     "member function without a space": Mistake(
         "quant_mv", "quant.h", "float total() const thread", "float total() const", "trailing 'thread'"
@@ -156,7 +156,8 @@ MISTAKES = {
         "device act_t*                 y    [[buffer(4)]],  // [rows, value_heads, DELTA_DIM]",
         "device const act_t*           y    [[buffer(4)]],  // [rows, value_heads, DELTA_DIM]",
         "assign",
-        at="y[at + i] = to_act(x[at + i] * scale * float(w[i]) * silu(z[i]));",
+        at="to[i * to_stride] = to_act(from[i * from_stride]);",
+        at_file="lily.h",
     ),
     "const lost": Mistake(
         "conv",
@@ -176,10 +177,10 @@ MISTAKES = {
         "norm", "lily.h", "/ (1.0f + precise::exp(-v)); }\n\n", "/ (1.0f + expf(-v)); }\n\n", "expf"
     ),
     "double literal": Mistake("rope", "rope.h", "QUERY_SCALE = 0.0625f", "QUERY_SCALE = 0.0625", "double"),
-    "double": Mistake("conv", "conv.metal", "float sum = 0;", "double sum = 0;", "double"),
+    "double": Mistake("conv", "conv.metal", "float sum[OWN]", "double sum[OWN]", "double"),
     "float to bfloat": Mistake("rope", "rope.metal", "= bfloat(v[j])", "= v[j]", "no viable"),
     "bfloat in arithmetic": Mistake(
-        "norm", "norm.metal", "scale * float(w[i]) *", "scale * w[i] *", "invalid operands"
+        "norm", "norm.metal", "scale * float(w[d]) *", "scale * w[d] *", "invalid operands"
     ),
     "vector of three": Mistake(
         "sample", "sample.metal", "uint4(counter, 0, 0, 0)", "uint4(counter, 0, 0)", "a vector is made of"
@@ -281,7 +282,7 @@ MISTAKES = {
     ),
     "lanes that leave": Mistake(
         "delta",
-        "delta.metal",
+        "delta_rows.h",
         "const float out = simd_sum(",
         "const float out = lane > 3 ? 0 : 1; if (lane == 0) simd_sum(",
         DECIDES,

@@ -6,7 +6,7 @@ import datetime
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lily.errors import CheckpointError, UnsupportedError
 from lily.files import is_there, named, read_file, shown
@@ -14,9 +14,8 @@ from lily.files import is_there, named, read_file, shown
 if TYPE_CHECKING:
     import jinja2
 
+    from lily.results import Kind
     from lily.tokenizer import Tokenizer
-
-Kind = Literal["text", "reasoning"]
 
 _ROLES = ("system", "user", "assistant", "tool")
 # Written behind the message to be continued; the blank shows whether the template strips what it writes.

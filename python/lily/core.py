@@ -12,10 +12,10 @@ import numpy.typing as npt
 from lily.errors import ContextFullError, LilyError, UnsupportedError
 from lily.sampling import SamplingOptions, SamplingParams
 from lily.stream import ProcessLock
-from lily.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from lily import _native
+    from lily.tokenizer import Tokenizer
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]]"

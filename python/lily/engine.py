@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pathlib
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +20,12 @@ from lily.results import Chunk, Token
 from lily.sampling import SamplingOptions, SamplingParams, StepOptions, check_int
 from lily.session import Prefill, Session
 from lily.stream import Flag, Stream, Unique
-from lily.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from lily.checkpoint import Checkpoint
+    from lily.tokenizer import Tokenizer
 
 logger = logging.getLogger("lily")
 
@@ -106,6 +105,7 @@ class Engine(Unique):
         max_sessions: int = 4,
     ) -> None:
         from lily import _native
+        from lily.tokenizer import Tokenizer
 
         _check_settings(device, context, prefill_chunk, max_sessions, threads, memory_limit)
         check_progress(progress)
@@ -433,6 +433,7 @@ def machine_memory() -> int | None:
     found = []
     with contextlib.suppress(AttributeError, OSError, ValueError):
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    with contextlib.suppress(OSError, ValueError):  # limit of a container
-        found.append(int(pathlib.Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    limit = "/sys/fs/cgroup/memory.max"  # of a container
+    with contextlib.suppress(OSError, ValueError), open(limit, encoding="ascii") as file:
+        found.append(int(file.read()))
     return min(found, default=None)

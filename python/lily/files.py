@@ -7,10 +7,12 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from lily.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MAX_JSON_BYTES = 100_000_000
 MAX_SHOWN = 200

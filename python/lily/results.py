@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from lily.chat import Kind
-
+Kind: TypeAlias = Literal["text", "reasoning"]
 Finish: TypeAlias = Literal["stop", "length"]
 
 

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lily.chat import Kind, ReplyStream
 from lily.core import Core, Ids, Messages, Progress, Request, TokenIds
 from lily.errors import ContextFullError, LilyError
 from lily.results import Chunk, Finish, Meter, PrefillProgress, Token, TokenLogprob
 from lily.sampling import SamplingOptions, SamplingParams, StepOptions
 from lily.stream import Flag, ProcessLock, Stream, Unique
-from lily.tokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from lily.results import Kind
+    from lily.tokenizer import Detokenizer
 
 _OUT_OF_DATE = "this iterator is out of date: another call on its session has started since"
 
@@ -224,6 +225,8 @@ class Session(Unique):
             yield Token(index, logprob, text)
 
     def _reply(self, request: Request, flag: Flag) -> Iterator[Chunk]:
+        from lily.chat import ReplyStream
+
         meter = Meter()
         epoch = self._begin(request.params, flag, restart=request.ids is not None)
         if flag.raised:

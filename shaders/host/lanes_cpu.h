@@ -48,6 +48,9 @@ inline uint lane_find(const float* v, uint n, float wanted) {
     while (i < n && v[i] != wanted) ++i;
     return i;
 }
+inline void lane_put(float* v, uint n, uint place, float value) {
+    if (place < n) v[place] = value;
+}
 
 #define LILY_TUNED_EXPS
 inline void lane_best(const float* logits, uint first, uint last, uint, float& most, uint& index) {
@@ -118,8 +121,7 @@ inline void rows_dot(float (&p)[RUN][GROUP], const float (&q)[GROUP][DIMS], cons
             for (uint h = 0; h < GROUP; ++h) sum[h] = fma8(load8(q[h] + i), x, sum[h]);
         }
         if constexpr (GROUP == 8) {
-            transpose8(sum);
-            store8(p[t], ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7])));
+            store8(p[t], sums8(sum));
         } else {
             for (uint h = 0; h < GROUP; ++h) p[t][h] = sum8(sum[h]);
         }
@@ -151,3 +153,46 @@ inline void rows_add(float (&o)[GROUP][DIMS], const float (&p)[RUN][GROUP], cons
                 for (uint j = 0; j < 2 && h < n; ++j) store8(o[first + h] + i + 8 * j, sum[h][j]);
         }
 }
+
+// Rows of one head's state of the delta rule, eight at a time.
+#define LILY_TUNED_DELTA
+template <uint ROWS>
+struct delta_rows {
+    static_assert(ROWS == 8);
+    alignas(32) float s[ROWS][DELTA_DIM];
+
+    LILY_INLINE void load(const float* state, bool fresh, uint) {
+        if (fresh)
+            __builtin_memset(s, 0, sizeof s);
+        else
+            __builtin_memcpy(s, state, sizeof s);
+    }
+    LILY_INLINE void store(float* state, uint) const { __builtin_memcpy(state, s, sizeof s); }
+
+    LILY_INLINE void update(const float* q, const float* k, const float* v, float2 gate, float* y, uint) {
+        f8 sum[ROWS] = {};
+        for (uint i = 0; i < DELTA_DIM; i += 8) {
+            const f8 key = load8(k + i);
+#pragma GCC unroll 8
+            for (uint r = 0; r < ROWS; ++r) sum[r] = fma8(load8(s[r] + i), key, sum[r]);
+        }
+        const f8 error = splat8(gate[1]) * (load8(v) - splat8(gate[0]) * sums8(sum));
+        f8 out[ROWS];
+#pragma GCC unroll 2
+        for (uint first = 0; first < ROWS; first += 4) {  // what registers can hold
+            f8 part[4] = {};
+            for (uint i = 0; i < DELTA_DIM; i += 8) {
+                const f8 key = load8(k + i), query = load8(q + i);
+#pragma GCC unroll 4
+                for (uint r = 0; r < 4; ++r) {
+                    float* row = s[first + r] + i;
+                    const f8 next = fma8(key, splat8(error[first + r]), load8(row) * splat8(gate[0]));
+                    store8(row, next);
+                    part[r] = fma8(next, query, part[r]);
+                }
+            }
+            for (uint r = 0; r < 4; ++r) out[first + r] = part[r];
+        }
+        store8(y, sums8(out));
+    }
+};

@@ -76,13 +76,17 @@ LILY_INLINE i8 dot_pairs16(s16 a, s16 b) {
 }
 
 LILY_INLINE uint total8(u8 v) {
-    return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+    v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+    return v[0] + v[1];
 }
 
 LILY_INLINE int largest8(i8 v) {
-    int most = v[0];
-    for (int i = 1; i < 8; ++i) most = max(most, v[i]);
-    return most;
+    i8 other = __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+    v = v > other ? v : other;
+    other = __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+    v = v > other ? v : other;
+    return max(v[0], v[1]);
 }
 
 LILY_INLINE f8 widen_half8(h8 bits) {
@@ -147,6 +151,13 @@ LILY_INLINE f8 load_bfloat8(const bfloat* p) {
     return widen_bfloat8(load_shorts8(p));
 }
 
+LILY_INLINE f8 gather_bfloat8(const bfloat* p, uint stride) {
+    h8 bits;
+#pragma GCC unroll 8
+    for (uint i = 0; i < 8; ++i) __builtin_memcpy((char*)&bits + 2 * i, p + i * stride, 2);
+    return widen_bfloat8(bits);
+}
+
 LILY_INLINE f8 load_act8(const act_t* p) {
     if constexpr (std::is_same_v<act_t, half>)
         return widen_half8(load_shorts8(p));
@@ -195,4 +206,10 @@ LILY_INLINE void transpose8(f8 r[8]) {
         r[i] = __builtin_shufflevector(b[i], b[4 + i], 0, 1, 2, 3, 8, 9, 10, 11);
         r[4 + i] = __builtin_shufflevector(b[i], b[4 + i], 4, 5, 6, 7, 12, 13, 14, 15);
     }
+}
+
+// sum8() of each.
+LILY_INLINE f8 sums8(f8 (&v)[8]) {
+    transpose8(v);
+    return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }

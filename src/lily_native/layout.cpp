@@ -14,7 +14,7 @@ uint64_t round_up(uint64_t value, uint64_t step) {
 }
 
 uint32_t whole_tiles(uint32_t rows) {
-    return static_cast<uint32_t>(round_up(rows, TILE_N));
+    return static_cast<uint32_t>(round_up(rows, SIZE_UNIT));
 }
 
 void require(bool ok, const std::string& what) {
@@ -158,7 +158,7 @@ void check_config(const Config& c) {
     require(std::max({c.layers, c.heads, c.kv_heads, c.delta_key_heads, c.delta_value_heads}) <= 1024,
             "more than 1,024 layers or heads are not supported");
     for (uint32_t size : {c.vocab, c.hidden, c.inner, c.shared_inner})
-        require(size % TILE_N == 0,
+        require(size % SIZE_UNIT == 0,
                 "vocabulary, hidden and expert sizes must be multiples of 64, found " + std::to_string(size));
     require(c.heads % c.kv_heads == 0 && c.group() <= MAX_GROUP,
             std::to_string(c.heads) + " query heads with " + std::to_string(c.kv_heads) +
@@ -225,7 +225,6 @@ void layout_activations(State& s, const Config& c, const Capacity& cap, Carver& 
     s.mixed = at.take<float>(rows * c.delta_value_heads * DELTA_DIM);
     s.q = at.take<act_t>(rows * heads * HEAD_DIM);
     s.mixer = at.take<act_t>(rows * std::max(heads * HEAD_DIM, uint64_t{c.delta_value_heads} * DELTA_DIM));
-    s.block_sums = at.take<float>(cap.attention_blocks() * heads * HEAD_DIM);
     s.block_stats = at.take<float>(cap.attention_blocks() * heads * 2);
     s.route = at.take<float>(rows * c.router_width());
     s.expert_ids = at.take<uint32_t>(pairs);
@@ -237,7 +236,11 @@ void layout_activations(State& s, const Config& c, const Capacity& cap, Carver& 
     s.pairs = at.take<uint32_t>(pairs);
     s.expert_h = at.take<act_t>(std::max(pairs * c.inner, uint64_t{c.experts_used} * c.inner + c.shared_inner));
     s.shared_h = at.take<act_t>(rows * c.shared_inner);
-    s.expert_y = at.take<float>(pairs * c.hidden);
+    // Nothing decodes and prefills at once, so memory does not grow with the context before its blocks need more room.
+    const uint64_t block_sums = cap.attention_blocks() * heads * HEAD_DIM;
+    const Slot<float> either = at.take<float>(std::max(pairs * c.hidden, block_sums));
+    s.expert_y = either.slice(0, pairs * c.hidden);
+    s.block_sums = either.slice(0, block_sums);
     s.shared_y = at.take<float>(rows * c.hidden);
     s.stats = at.take<float>(vocab_blocks * 2);
     s.indices = at.take<uint32_t>(vocab_blocks);

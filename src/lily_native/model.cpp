@@ -112,7 +112,7 @@ void encode_attention_rows(Recorder& run, const Model& m, const Pass& pass, uint
                           .page_table = s.page_table, .step = s.step, .y = s.mixer,
                           .args = {.rows = rows, .sessions = sessions, .kv_heads = c.kv_heads, .proj_dim = width,
                                    .pages = pages, .session_pages = session_pages},
-                          .consts = {.GROUP = c.group(), .BM = 32}});
+                          .consts = {.GROUP = c.group()}});
 }
 
 // Attention of one row, in one block or several.

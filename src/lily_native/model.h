@@ -172,7 +172,7 @@ struct State {
     Slot<float> mixed;              // [chunk, value_heads, DELTA_DIM] out of the delta rule
     Slot<act_t> q;                  // [kv_heads, chunk, group, HEAD_DIM]
     Slot<act_t> mixer;              // [chunk, widest mixer output], into the output projection
-    Slot<float> block_sums;         // [attention blocks, heads, HEAD_DIM]
+    Slot<float> block_sums;         // [attention blocks, heads, HEAD_DIM], where expert_y is
     Slot<float> block_stats;        // [attention blocks, heads, 2]
     Slot<float> route;              // [chunk, router width]
     Slot<uint32_t> expert_ids;      // [chunk, used]

@@ -1,4 +1,4 @@
-"""lily bench: how fast decode is, alone and beside other engines."""
+"""lily bench: how fast decode and prefill are, alone and beside other engines."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from lily.cli.terminal import ProgressBar, wrapped
 from lily.engine import MAX_CONTEXT
 
 _EXAMPLES = """  lily bench decode
+  lily bench prefill --tokens 128 512 2048
   lily bench decode --model synthetic:4 --context 4096 --json
   lily bench peers --model synthetic:4 --context 4096
 """
@@ -25,6 +26,13 @@ A repeat goes on where the one before ended. tok/s is the median of the repeats,
 tokens. The bytes of a token are those that its recorded plan reads and writes. The bandwidth this makes
 is compared with that of copying 1 GiB of memory by as many threads as the engine has, bytes read and
 written both counted; a model that fits in the processor's caches may exceed it.
+"""
+_PREFILL = """  lily bench prefill
+  lily bench prefill --model synthetic:4 --tokens 128 512 2048
+  lily bench prefill --model mlx-community/Qwen3.6-35B-A3B-4bit --tokens 4096 --json
+
+Every prompt begins an empty session and ends with the logits of its last token; the lengths take turns.
+tok/s is the length divided by the median time.
 """
 _PEERS = """  lily bench peers
   lily bench peers --model synthetic:4 --context 4096
@@ -47,7 +55,7 @@ _UNITS = {"bytes": (1 << 20, " MiB")}  # of progress; others are shown as they a
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = add_command(commands, "bench", "measure the speed of decode", _EXAMPLES)
+    parser = add_command(commands, "bench", "measure the speed of decode and prefill", _EXAMPLES)
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
 
     text = "measure decode, and the share of the memory bandwidth it reaches"
@@ -58,6 +66,23 @@ def add_parser(commands: Any) -> None:
     _add_counts(decode, tokens=64)
     add_model_options(decode, context=False, synthetic=True)
     decode.set_defaults(run=run_decode)
+
+    text = "measure how fast prompts are read"
+    prefill = add_command(benchmarks, "prefill", text, _PREFILL)
+    prefill.add_argument(
+        "--tokens",
+        type=whole(1, MAX_CONTEXT),
+        nargs="+",
+        default=[128, 512],
+        metavar="N",
+        help="lengths of the prompts (default: 128 512)",
+    )
+    prefill.add_argument(
+        "--repeats", type=whole(1, 10_000), default=5, metavar="R", help="measurements (default: 5)"
+    )
+    prefill.add_argument("--json", action="store_true", help="print one JSON object")
+    add_model_options(prefill, context=False, synthetic=True)
+    prefill.set_defaults(run=run_prefill)
 
     text = "compare decode with mlx-lm and llama.cpp on this processor"
     peers = add_command(benchmarks, "peers", text, _PEERS)
@@ -170,6 +195,42 @@ def run_decode(args: argparse.Namespace) -> int:
         return 0
     _show_machine(record, result["engine"])
     _show_decode(record)
+    return 0
+
+
+def run_prefill(args: argparse.Namespace) -> int:
+    """Carry `bench prefill` out."""
+    from lily.bench.machine import describe_machine
+    from lily.bench.prefill import measure_prefill
+
+    bars = _Bars()
+    try:
+        folder, _ = _model_folder(args, bars)
+        machine = describe_machine()
+        result = measure_prefill(
+            folder,
+            device=args.device,
+            threads=args.threads,
+            tokens=args.tokens,
+            repeats=args.repeats,
+            progress=bars,
+        )
+    finally:
+        bars.wipe()
+    settings = {"tokens": args.tokens, "repeats": args.repeats}
+    record = {"model": args.model, "machine": machine, "settings": settings, **result}
+    if args.json:
+        print(json.dumps(record))
+        return 0
+    _show_machine(record, result["engine"])
+    _line("versions", _versions(record["engine"]))
+    for case in result["cases"]:
+        speeds = case["tokens_per_second_of_repeats"]
+        _line(
+            "prefill",
+            f"{case['tokens_per_second']:.2f} tok/s, {case['tokens']} tokens in {case['seconds']:.3f} s, "
+            f"median of {len(speeds)} times ({min(speeds):.2f} to {max(speeds):.2f})",
+        )
     return 0
 
 

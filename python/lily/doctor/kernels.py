@@ -34,7 +34,10 @@ UNIT = 2.0**-24  # rounding of fp32
 # Below this, devices may flush to zero, and 1 / exp(x) is zero where exp(x) overflows.
 FLOOR = 1e-36
 SMALLEST_HALF = 2.0**-14  # below it, half loses relative precision
-SINGLE_ROW_PRODUCTS = {"norm_qmv", "qmv", "qmv_add", "head_logits", "expert_mv_gate_up", "expert_mv_down"}
+PRODUCTS = {
+    *("norm_qmv", "qmv", "qmv_add", "head_logits", "expert_mv_gate_up", "expert_mv_down"),  # of single rows
+    *("qmm", "qmm_add", "qmm_swiglu", "expert_mm_gate_up", "expert_mm_down"),  # of tiles
+}
 # An error that is everywhere near the bound is no rounding error.
 MOST_TYPICAL = 0.75
 
@@ -170,7 +173,7 @@ class Comparison:
 
 @functools.cache
 def multiplies_integers(device: str) -> bool:
-    """Whether a device rounds the activations of a row times 4-bit weights to 16-bit integers, as CPUs do.
+    """Whether a device rounds the activations of quantised products to 16-bit integers, as CPUs do.
 
     It is asked for 128 * 0 + 2^-9 * 1 + 1 * 1. Integers that hold 128 miss 2^-9.
 
@@ -206,7 +209,7 @@ def compare(kernel: Mapping[str, Any], case: Case, after: Mapping[str, Array], d
         StrayWriteError: something was written that must be kept.
     """
     before = memory_of(kernel, case)
-    integers = kernel["name"] in SINGLE_ROW_PRODUCTS and multiplies_integers(device)
+    integers = kernel["name"] in PRODUCTS and multiplies_integers(device)
     outs = expected(kernel, case.args, case.consts, before, CONSTANTS, integers=integers)
     written = {slot["name"]: slot["type"] for slot in kernel["slots"] if slot["written"]}
     if not set(outs) == set(written) == set(case.ulps):

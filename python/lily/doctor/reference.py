@@ -7,7 +7,7 @@ threads, lanes or tiles. What is part of a kernel's contract and visible in its 
 weights are rounded to half, which results saturate, ties, integer masses.
 
 A function takes (s, a, c): slots, args, and consts with `integers`, which says whether the device multiplies
-16-bit integers in products of single rows. Slots arrive decoded, in the shape of their declaration
+16-bit integers in its quantised products. Slots arrive decoded, in the shape of their declaration
 (`expected` in references.py does that from the kernel table): numbers as float64 or int64, structs as
 namespaces. It returns an `Out` per written slot.
 """
@@ -90,7 +90,9 @@ def qmm(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     rows = min(a.rows, s.step.rows - a.first)
     y, scale = kept(s.y), np.zeros(s.y.shape)
     if rows > 0:
-        y[:rows], scale[:rows] = tile_product(s.x[:rows], s.w, s.scales, s.biases, c.BITS)
+        y[:rows], scale[:rows] = tile_product(
+            s.x[:rows], s.w, s.scales, s.biases, c.BITS, integers=c.integers
+        )
     return {"y": Out(y, scale)}
 
 
@@ -103,8 +105,10 @@ def qmm_swiglu(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     rows = min(a.rows, s.step.rows - a.first)
     y, scale = kept(s.y), np.zeros(s.y.shape)
     if rows > 0:
-        gate = tile_product(s.x[:rows], s.w[: a.n], s.scales[: a.n], s.biases[: a.n], c.BITS)
-        up = tile_product(s.x[:rows], s.w[a.n :], s.scales[a.n :], s.biases[a.n :], c.BITS)
+        gate, up = (
+            tile_product(s.x[:rows], s.w[half], s.scales[half], s.biases[half], c.BITS, integers=c.integers)
+            for half in (slice(a.n), slice(a.n, None))
+        )
         y[:rows], scale[:rows] = swiglu(*gate, *up)
     return {"y": Out(y, scale)}
 
@@ -350,7 +354,7 @@ def expert_mm_gate_up(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     h, scale = kept(s.h), np.zeros(s.h.shape)
     for e, first, n, _ in s.tiles[: s.tile_count[0]]:
         x = s.x[s.pairs[first : first + n] // a.used]
-        value, size = tile_product(x, s.w[e], s.scales[e], s.biases[e])
+        value, size = tile_product(x, s.w[e], s.scales[e], s.biases[e], integers=c.integers)
         own = slice(first, first + n)
         h[own], scale[own] = swiglu(value[:, : a.n], size[:, : a.n], value[:, a.n :], size[:, a.n :])
     return {"h": Out(h, scale)}
@@ -361,7 +365,7 @@ def expert_mm_down(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     for e, first, n, _ in s.tiles[: s.tile_count[0]]:
         own = s.pairs[first : first + n]
         y[own], scale[own] = tile_product(
-            s.h[first : first + n] * SWIGLU_SHIFT, s.w[e], s.scales[e], s.biases[e]
+            s.h[first : first + n] * SWIGLU_SHIFT, s.w[e], s.scales[e], s.biases[e], integers=c.integers
         )
     return {"y": Out(y, scale)}
 

@@ -39,6 +39,13 @@ def integer_unit(x: Array) -> Array:
     return np.repeat(2.0 ** (exponent - 14), QUANT_GROUP, -1)
 
 
+def as_integers(x: Array) -> Array:
+    """x as those devices have it."""
+    unit = integer_unit(x)
+    rounded: Array = np.rint(x / unit) * unit
+    return rounded
+
+
 def product(
     x: Array, w: Array, scales: Array, biases: Array, bits: int = 4, *, integers: bool = False
 ) -> tuple[Array, Array]:
@@ -47,14 +54,20 @@ def product(
     integers: the device multiplies integers, not x, with 4-bit weights.
     """
     if integers and bits == 4:
-        unit = integer_unit(x)
-        x = np.rint(x / unit) * unit
+        x = as_integers(x)
     q, s, b = weight_parts(w, scales, biases, bits)
     return x @ (q * s + b).T, np.abs(x) @ (q * np.abs(s) + np.abs(b)).T
 
 
-def tile_product(x: Array, w: Array, scales: Array, biases: Array, bits: int = 4) -> tuple[Array, Array]:
-    """x W^T with every weight made in fp32 and then rounded to half, [rows, n], and its scale."""
+def tile_product(
+    x: Array, w: Array, scales: Array, biases: Array, bits: int = 4, *, integers: bool = False
+) -> tuple[Array, Array]:
+    """x W^T with every weight made in fp32 and then rounded to half, [rows, n], and its scale.
+
+    integers: the device multiplies integers, not x, with exact weights.
+    """
+    if integers:
+        return product(as_integers(x), w, scales, biases, bits)
     q, s, b = weight_parts(w, scales, biases, bits)
     weights = half_values((q * s + b).astype(np.float32))
     return x @ weights.T, np.abs(x) @ np.abs(weights).T

@@ -26,7 +26,7 @@ def expected(
 ) -> dict[str, Out]:
     """Runs the reference of a kernel of the table on the memory of its slots.
 
-    integers: the device multiplies 16-bit integers in products of single rows.
+    integers: the device multiplies 16-bit integers in quantised products.
 
     Raises:
         KeyError: the kernel has no reference.
