@@ -410,6 +410,16 @@ def test_peers__quickest_token_is_not_how_fast_they_are(
     assert case["engines"]["ahead"]["tokens"] == 2
 
 
+def test_peers__slow_ones_do_not_read_long_prompts(
+    with_peers: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "PROMPT_SECONDS", 0.0)
+    prompt, decode = with_peers(fake("steady"), prefill=[7])["cases"]
+    assert list(prompt["engines"]) == ["lily"]
+    assert prompt["left_out"] == {"steady": "a prompt takes 0 s"}
+    assert list(decode["engines"]) == ["lily", "steady"]
+
+
 def test_peers__lily_itself_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from lily.errors import LilyError
 
 ROUND_SECONDS = 4.0  # an engine that is slower decodes fewer tokens a round, at least 2
 _FEWEST = 2
+PROMPT_SECONDS = 30.0  # an engine that takes longer for a prompt is not measured with it
 _OURS = "lily.bench.runners:LilyRunner"
 
 
@@ -44,6 +45,7 @@ class LeftOutError(Exception):
 
 
 Prepare = Callable[[Subject, Progress | None], Path]
+_Act = Callable[[str, int], float | None]  # of an engine, in a round: its speed
 
 
 def _checkpoint(subject: Subject, progress: Progress | None) -> Path:
@@ -149,7 +151,7 @@ def compare(
             ended the one before, for all engines.
         tokens: Tokens of a round. A slow engine decodes as many of them as 4 seconds allow.
         pairs: Rounds.
-        prefill: Lengths of prompts that are measured too.
+        prefill: Lengths of prompts that are measured too, with the engines that take at most 30 seconds.
         progress: Called while weights are read, prompts are prefilled, and after each round.
 
     Raises:
@@ -163,11 +165,13 @@ def compare(
         _start(race, subject, device, threads, room, progress)
         cases = []
         for count in prefill:
-            speeds = _rounds(race, f"prefill of {count} tokens", pairs, _prefill(race, count), progress)
-            cases.append({"case": "prefill", "tokens": count, "engines": _summary(speeds)})
+            act, names, slow = _prefill(race, count)
+            speeds = _rounds(race, f"prefill of {count} tokens", pairs, names, act, progress)
+            summary = _summary(speeds)
+            cases.append({"case": "prefill", "tokens": count, "engines": summary, "left_out": slow})
         counts = _warm_up(race, context, tokens)
         act = _decode(race, context, tokens, counts)
-        speeds = _rounds(race, f"decode after {context} tokens", pairs, act, progress)
+        speeds = _rounds(race, f"decode after {context} tokens", pairs, list(race.workers), act, progress)
         summary = _summary(speeds)
         for name, row in summary.items():
             row["tokens"] = counts[name]
@@ -207,14 +211,19 @@ def _start(
             race.facts[peer.name] = race.call(peer.name, Worker.facts)
 
 
-def _prefill(race: _Race, count: int) -> Callable[[str, int], float | None]:
+def _prefill(race: _Race, count: int) -> tuple[_Act, list[str], dict[str, str]]:
+    """Return how an engine reads a prompt, the engines that do it in time, and why others are left out."""
+
     def act(name: str, _: int) -> float | None:
         seconds = race.call(name, lambda worker: worker.prefill(count))
         return None if seconds is None else count / seconds
 
+    slow = {}
     for name in list(race.workers):
-        act(name, 0)  # warm
-    return act
+        speed = act(name, 0)  # warms it up, too
+        if name != "lily" and speed is not None and count / speed > PROMPT_SECONDS:
+            slow[name] = f"a prompt takes {count / speed:.0f} s"
+    return act, [name for name in race.workers if name not in slow], slow
 
 
 def _warm_up(race: _Race, context: int, tokens: int) -> dict[str, int]:
@@ -228,9 +237,7 @@ def _warm_up(race: _Race, context: int, tokens: int) -> dict[str, int]:
     return counts
 
 
-def _decode(
-    race: _Race, context: int, tokens: int, counts: Mapping[str, int]
-) -> Callable[[str, int], float | None]:
+def _decode(race: _Race, context: int, tokens: int, counts: Mapping[str, int]) -> _Act:
     def act(name: str, index: int) -> float | None:
         def decode(worker: Worker) -> list[float]:
             worker.hold(context + index * tokens)
@@ -246,21 +253,22 @@ def _rounds(
     race: _Race,
     label: str,
     pairs: int,
-    act: Callable[[str, int], float | None],
+    names: Sequence[str],
+    act: _Act,
     progress: Progress | None,
 ) -> dict[str, list[float]]:
-    """Let every engine act once a round, each time another one first; return what those that finished did."""
-    speeds: dict[str, list[float]] = {name: [] for name in race.workers}
+    """Let these engines act once a round, another one first each time; return the speeds of all that finished."""
+    speeds: dict[str, list[float]] = {name: [] for name in names}
     for index in range(pairs):
-        names = list(race.workers)
-        first = index % len(names)
-        for name in names[first:] + names[:first]:
+        left = [name for name in names if name in race.workers]
+        first = index % len(left)
+        for name in left[first:] + left[:first]:
             speed = act(name, index)
             if speed is not None:
                 speeds[name].append(speed)
         if progress is not None:
             progress(label, "rounds", index + 1, pairs)
-    return {name: speeds[name] for name in race.workers}
+    return {name: speeds[name] for name in names if name in race.workers}
 
 
 def _summary(speeds: Mapping[str, list[float]]) -> dict[str, dict[str, Any]]:

@@ -42,7 +42,8 @@ Every engine runs on the processor, in a process of its own, and they take turns
 of each, and the next round begins with another one. Printed are the median tok/s of each engine, the
 median of Lily's speed divided by the other's in the same round, and an interval that covers this median
 with at least 95 % confidence (order statistics; six rounds or more). An engine that takes more than 4
-seconds for the tokens of a round decodes fewer.
+seconds for the tokens of a round decodes fewer; one that takes more than 30 for a prompt is left out of
+that length.
 
 mlx-lm has fp32 parameters, its fastest setting on a processor, and caches filled with random numbers.
 llama.cpp has as many threads as Lily, flash attention, and random Q4_K weights of the same shape (with
@@ -319,6 +320,8 @@ def _show_case(case: dict[str, Any]) -> None:
             sure = "too few rounds for an interval" if low is None else f"95 %: {low:.2f} to {high:.2f}"
             text += f"   Lily / {name} {row['ratio']:.2f} ({sure})"
         _line(name, text)
+    for name, reason in case.get("left_out", {}).items():
+        _line(name, f"left out: {reason}")
 
 
 def _versions(facts: dict[str, Any]) -> str:
