@@ -164,8 +164,9 @@ def compare(
         stack.callback(race.close)
         _start(race, subject, device, threads, room, progress)
         cases = []
+        known: dict[str, float] = {}
         for count in prefill:
-            act, names, slow = _prefill(race, count)
+            act, names, slow = _prefill(race, count, known)
             speeds = _rounds(race, f"prefill of {count} tokens", pairs, names, act, progress)
             summary = _summary(speeds)
             cases.append({"case": "prefill", "tokens": count, "engines": summary, "left_out": slow})
@@ -211,8 +212,11 @@ def _start(
             race.facts[peer.name] = race.call(peer.name, Worker.facts)
 
 
-def _prefill(race: _Race, count: int) -> tuple[_Act, list[str], dict[str, str]]:
-    """Return how an engine reads a prompt, the engines that do it in time, and why others are left out."""
+def _prefill(race: _Race, count: int, known: dict[str, float]) -> tuple[_Act, list[str], dict[str, str]]:
+    """Return how an engine reads a prompt, the engines that do it in time, and why others are left out.
+
+    `known` are the speeds at the length before, and becomes those at this one.
+    """
 
     def act(name: str, _: int) -> float | None:
         seconds = race.call(name, lambda worker: worker.prefill(count))
@@ -220,9 +224,13 @@ def _prefill(race: _Race, count: int) -> tuple[_Act, list[str], dict[str, str]]:
 
     slow = {}
     for name in list(race.workers):
-        speed = act(name, 0)  # warms it up, too
-        if name != "lily" and speed is not None and count / speed > PROMPT_SECONDS:
-            slow[name] = f"a prompt takes {count / speed:.0f} s"
+        if name == "lily" or name not in known or count <= PROMPT_SECONDS * known[name]:
+            speed = act(name, 0)  # warms it up, too
+            if speed is None:
+                continue
+            known[name] = speed
+        if name != "lily" and count > PROMPT_SECONDS * known[name]:
+            slow[name] = f"a prompt takes {count / known[name]:.0f} s"
     return act, [name for name in race.workers if name not in slow], slow
 
 
@@ -257,7 +265,7 @@ def _rounds(
     act: _Act,
     progress: Progress | None,
 ) -> dict[str, list[float]]:
-    """Let these engines act once a round, another one first each time; return the speeds of all that finished."""
+    """Let these engines act once a round, another one first each time; return speeds of all that finished."""
     speeds: dict[str, list[float]] = {name: [] for name in names}
     for index in range(pairs):
         left = [name for name in names if name in race.workers]
