@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-import logging
+from typing import TYPE_CHECKING, Any
 
 from lily.engine import Engine, Score
 from lily.errors import (
@@ -23,7 +23,9 @@ from lily.results import Chunk, PrefillProgress, Token, TokenLogprob, Usage
 from lily.sampling import SamplingParams
 from lily.session import Prefill, Session
 from lily.stream import Stream
-from lily.tokenizer import Detokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from lily.tokenizer import Detokenizer, Tokenizer
 
 __all__ = [
     "CheckpointError",
@@ -47,11 +49,14 @@ __all__ = [
     "Usage",
 ]
 
-logging.getLogger("lily").addHandler(logging.NullHandler())
 
+def __getattr__(name: str) -> Any:
+    """Import what `import lily` should not wait for."""
+    if name in ("Detokenizer", "Tokenizer"):
+        from lily import tokenizer
 
-def __getattr__(name: str) -> str:
-    if name == "__version__":  # importlib.metadata is slow to import
+        return getattr(tokenizer, name)
+    if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 
         try:

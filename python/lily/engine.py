@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import warnings
 from collections.abc import Generator, Mapping, Sequence
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
     from lily.checkpoint import Checkpoint
     from lily.tokenizer import Tokenizer
-
-logger = logging.getLogger("lily")
 
 DEVICES = ("auto", "metal", "cuda", "cpu", "cpu32")
 DEFAULT_CONTEXT = 32768
@@ -104,6 +101,8 @@ class Engine(Unique):
         threads: int = 0,
         max_sessions: int = 4,
     ) -> None:
+        import logging  # slow to import, like what follows
+
         from lily import _native
         from lily.tokenizer import Tokenizer
 
@@ -144,7 +143,7 @@ class Engine(Unique):
         )
         self._device = str(native.info()["device"])
         self._session: Session | None = None
-        logger.info("loaded %s: %s", checkpoint.name, plan)
+        logging.getLogger("lily").info("loaded %s: %s", checkpoint.name, plan)
 
     @staticmethod
     def plan_memory(
