@@ -59,6 +59,7 @@ def test_chunking_does_not_change_a_bit(
             )
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:context 8256 exceeds")
 def test_no_length_is_special(device: str) -> None:
     """Every short prompt, and prompts around powers of two, in chunks of 64 and in one."""

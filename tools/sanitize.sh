@@ -13,5 +13,5 @@ cp -R python/lily/. $out/root/lily/
 preload=$("${CXX:-c++}" -print-file-name=libasan.so):$("${CXX:-c++}" -print-file-name=libubsan.so)
 LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 \
     UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 PYTHONPATH=$out/root PYTHONMALLOC=malloc \
-    "$BIN/python" -m pytest -q -p no:cacheprovider -m 'not timing' tests/test_kernels.py tests/test_tiles.py tests/test_load.py tests/test_api.py \
+    "$BIN/python" -m pytest -q -p no:cacheprovider -m 'not timing and not long' tests/test_kernels.py tests/test_tiles.py tests/test_load.py tests/test_api.py \
     tests/test_invariance.py tests/test_threads.py

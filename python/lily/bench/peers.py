@@ -21,7 +21,7 @@ from lily.errors import LilyError
 
 ROUND_SECONDS = 4.0  # an engine that is slower decodes fewer tokens a round, at least 2
 _FEWEST = 2
-PROMPT_SECONDS = 30.0  # an engine that takes longer for a prompt is not measured with it
+PROMPT_SECONDS = 60.0  # an engine that takes longer for a prompt is not measured with it
 _OURS = "lily.bench.runners:LilyRunner"
 
 
@@ -151,7 +151,7 @@ def compare(
             ended the one before, for all engines.
         tokens: Tokens of a round. A slow engine decodes as many of them as 4 seconds allow.
         pairs: Rounds.
-        prefill: Lengths of prompts that are measured too, with the engines that take at most 30 seconds.
+        prefill: Lengths of prompts that are measured too, with the engines that take at most a minute.
         progress: Called while weights are read, prompts are prefilled, and after each round.
 
     Raises:

@@ -42,7 +42,7 @@ Every engine runs on the processor, in a process of its own, and they take turns
 of each, and the next round begins with another one. Printed are the median tok/s of each engine, the
 median of Lily's speed divided by the other's in the same round, and an interval that covers this median
 with at least 95 % confidence (order statistics; six rounds or more). An engine that takes more than 4
-seconds for the tokens of a round decodes fewer; one that takes more than 30 for a prompt is left out of
+seconds for the tokens of a round decodes fewer; one that takes more than 60 for a prompt is left out of
 that length.
 
 mlx-lm has fp32 parameters, its fastest setting on a processor, and caches filled with random numbers.
