@@ -109,7 +109,7 @@ KERNEL(attention_tile, 4)(
     GRID)
 {
     constexpr uint SIMDS = simdgroups(4), THREADS = SIMDS * SIMD_WIDTH;
-    SHARED act_t left[PAIRS * TILE_K];       // 64 dims of q, then the probabilities
+    SHARED act_t left[PAIRS * TILE_K];    // 64 dims of q, then the probabilities
     SHARED act_t right[TILE_K * TILE_K];  // 64 dims of k, then of v
     SHARED float scores[PAIRS * TILE_K];
     SHARED float most[PAIRS];

@@ -3,7 +3,7 @@
 // A row of k weights is k * BITS / 128 uint4; element j of a 32-bit word is at bit BITS * j. Products use
 //     sum_k x[k] w[k] = sum over groups of scale * (sum x q) + bias * (sum x)
 // in fp32, so a weight is never rounded (decode); a CPU rounds x for 4-bit weights (q4_cpu.h). Tiles (tile.h) round
-// each weight once to act_t (prefill).
+// each weight once to act_t (prefill; a CPU does not).
 #pragma once
 #include "lily.h"
 

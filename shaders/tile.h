@@ -3,7 +3,7 @@
 // A tile has 64 columns of act_t; its layout in memory is private to tile_at and tile_put8. Contract, on every device:
 // an element of an accumulator is one chain of fp32 additions over steps of ascending k, whatever BM is; where a step
 // is deeper than one product, its inner order is the device's, and the same for all elements. So the result of a row
-// never depends on how many rows share a launch. A quantised weight is rounded once, to act_t.
+// never depends on how many rows share a launch. A quantised weight is rounded once, to act_t, or not at all (CPU).
 //
 // Products and accumulators have one form for each kind of hardware; both declare
 //     tile_acc<BM, BN, SIMDS, PLAIN>   a BM x BN accumulator, spread over the SIMDS simdgroups of a threadgroup, for
@@ -53,6 +53,7 @@ inline uint4 acts8(device const bfloat* from) {
     for (uint i = 0; i < 8; i++) v[i] = float(from[i]);
     return pack8(v);
 }
+#endif
 
 // Copies 64 columns of BM rows of act_t, stride apart, into a tile; rows from live on become zero.
 template <uint BM, uint THREADS, class Rows>
@@ -64,6 +65,7 @@ inline void stage_rows(threadgroup act_t* tile, device const act_t* x, Rows rows
     }
 }
 
+#ifndef LILY_TUNED_TILE
 // One step's columns of BM rows of x, as quant_tile_multiply takes them; several products may share them. xs is room
 // for a tile.
 template <uint BM> struct quant_rows {

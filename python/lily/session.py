@@ -14,14 +14,13 @@ import numpy.typing as npt
 
 from lily.core import Core, Ids, Messages, Progress, Request, TokenIds
 from lily.errors import ContextFullError, LilyError
-from lily.results import Chunk, Finish, Meter, PrefillProgress, Token, TokenLogprob
+from lily.results import Chunk, Finish, Kind, Meter, PrefillProgress, Token, TokenLogprob
 from lily.sampling import SamplingOptions, SamplingParams, StepOptions
 from lily.stream import Flag, ProcessLock, Stream, Unique
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from lily.results import Kind
     from lily.tokenizer import Detokenizer
 
 _OUT_OF_DATE = "this iterator is out of date: another call on its session has started since"

@@ -1,5 +1,5 @@
 // Tuned bodies of the helpers of quant.h and tile.h for the CPU at width 1. Sums are fp32, those within a group of
-// 4-bit weights integers; their order depends on nothing but K.
+// weights integers, but for the router's; their order depends on nothing but K.
 #pragma once
 
 #include "vectors_cpu.h"
@@ -323,7 +323,6 @@ inline void tile_multiply(tile_acc<BM, BN, SIMDS>& acc, const act_t* a, const ac
 template <uint BM, uint BN, uint SIMDS>
 inline void tile_multiply_plain(tile_acc<BM, BN, SIMDS, true>& acc, const act_t* a, const act_t* b) {
     static_assert(BN == TILE_K);
-    acc.grow(BM, BN);
     alignas(64) float left[BM * TILE_K], panel[TILE_K * PANEL];
     acc.grow(BM, BN);
     widen_rows(left, a, BM);
@@ -333,15 +332,6 @@ inline void tile_multiply_plain(tile_acc<BM, BN, SIMDS, true>& acc, const act_t*
                 store8(panel + k * PANEL + side, load_act8(b + k * BN + n + side));
         multiply_panel<BN>(acc.c + n, left, panel, BM);
     }
-}
-
-template <uint BM, uint THREADS, class Rows>
-LILY_INLINE void stage_rows(act_t* tile, const act_t* x, Rows rows, uint stride, uint live, uint) {
-    for (uint row = 0; row < BM; ++row)
-        if (row < live)
-            __builtin_memcpy(tile + row * TILE_K, x + rows.at(row) * stride, TILE_K * sizeof *tile);
-        else
-            __builtin_memset(tile + row * TILE_K, 0, TILE_K * sizeof *tile);
 }
 
 // The live rows of a step as 16-bit integers. Pair 4 j + i of a group is of x[8 j + i] and x[8 j + 4 + i], which is how
@@ -384,10 +374,7 @@ struct weight_panel {
             for (uint part = 0; part < WORDS; part += 8) {
                 f8* rows = words[side] + part;
 #pragma GCC unroll 8
-                for (uint r = 0; r < 8; ++r) {
-                    const uint4* from = w + (first + r) * w_stride + part / 4;
-                    rows[r] = (f8)load_words8(from);
-                }
+                for (uint r = 0; r < 8; ++r) rows[r] = (f8)load_words8(w + (first + r) * w_stride + part / 4);
                 transpose8(*(f8(*)[8])rows);
             }
             scale[side] = gather_bfloat8(s + first * g_stride, g_stride);
@@ -422,6 +409,8 @@ struct unpacked_panel {
     }
     LILY_INLINE s16 pair(uint side, uint p) const { return pairs[p][side]; }
 };
+
+constexpr uint MOST_ROWS = 6;  // of x at once: what the registers of AVX2 hold sums for
 
 LILY_INLINE s16 splat_pair(const s16* row, uint p) {
     uint pair;
@@ -462,17 +451,17 @@ LILY_INLINE void multiply_rows(float* c, const quant_rows<BM>& x, uint g, uint r
         case 3: return multiply_group<BN, 3>(c, x, g, r, w);
         case 4: return multiply_group<BN, 4>(c, x, g, r, w);
         case 5: return multiply_group<BN, 5>(c, x, g, r, w);
-        default: return multiply_group<BN, 6>(c, x, g, r, w);
+        default: return multiply_group<BN, MOST_ROWS>(c, x, g, r, w);
     }
 }
 
-// acc += x w^T over one step, PANEL columns and at most six rows at a time.
+// acc += x w^T over one step, PANEL columns and at most MOST_ROWS rows at a time.
 template <uint BITS, uint BM, uint BN, uint SIMDS>
 inline void quant_tile_multiply(tile_acc<BM, BN, SIMDS>& acc, const quant_rows<BM>& x, const act_t*, const uint4* w,
                                 uint w_stride, const bfloat* scales, const bfloat* biases, uint g_stride, uint live,
                                 uint columns, uint) {
     acc.grow(live, columns);
-    const uint blocks = (live + 5) / 6;
+    const uint blocks = (live + MOST_ROWS - 1) / MOST_ROWS;
     for (uint n = 0; n < columns; n += PANEL) {
         for (uint r = 0; r < PANEL; ++r) __builtin_prefetch(w + (n + r) * w_stride + TILE_DEPTH * BITS / 128);
         for (uint g = 0; g < x.groups; ++g) {

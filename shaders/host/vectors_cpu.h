@@ -178,14 +178,6 @@ LILY_INLINE void store_act8(act_t* p, f8 x) {
     __builtin_memcpy(p, &rounded, sizeof rounded);
 }
 
-// to_act(), as a float again.
-LILY_INLINE f8 round_act8(f8 x) {
-    if constexpr (std::is_same_v<act_t, half>)
-        return widen_half8(narrow_half8(clamp_half8(x)));
-    else
-        return (f8)round_bfloat8(x);
-}
-
 LILY_INLINE float sum8(f8 v) {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }

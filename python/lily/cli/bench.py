@@ -168,71 +168,46 @@ def _part(bars: _Bars, label: str) -> Callable[[int, int], None]:
     return progress
 
 
-def run_decode(args: argparse.Namespace) -> int:
-    """Carry `bench decode` out."""
-    from lily.bench.decode import measure_decode
+def _report(
+    args: argparse.Namespace,
+    measure: Callable[..., dict[str, Any]],
+    show: Callable[[dict[str, Any]], None],
+    **settings: Any,
+) -> int:
+    """Measure Lily alone with these settings and print the result."""
     from lily.bench.machine import describe_machine
-
-    _check_room(args, args.repeats)
-    bars = _Bars()
-    try:
-        folder, _ = _model_folder(args, bars)
-        machine = describe_machine()
-        result = measure_decode(
-            folder,
-            device=args.device,
-            threads=args.threads,
-            context=args.context,
-            tokens=args.tokens,
-            repeats=args.repeats,
-            progress=bars,
-        )
-    finally:
-        bars.wipe()
-    settings = {"context": args.context, "tokens": args.tokens, "repeats": args.repeats}
-    record = {"model": args.model, "machine": machine, "settings": settings, **result}
-    if args.json:
-        print(json.dumps(record))
-        return 0
-    _show_machine(record, result["engine"])
-    _show_decode(record)
-    return 0
-
-
-def run_prefill(args: argparse.Namespace) -> int:
-    """Carry `bench prefill` out."""
-    from lily.bench.machine import describe_machine
-    from lily.bench.prefill import measure_prefill
 
     bars = _Bars()
     try:
         folder, _ = _model_folder(args, bars)
         machine = describe_machine()
-        result = measure_prefill(
-            folder,
-            device=args.device,
-            threads=args.threads,
-            tokens=args.tokens,
-            repeats=args.repeats,
-            progress=bars,
-        )
+        result = measure(folder, device=args.device, threads=args.threads, progress=bars, **settings)
     finally:
         bars.wipe()
-    settings = {"tokens": args.tokens, "repeats": args.repeats}
     record = {"model": args.model, "machine": machine, "settings": settings, **result}
     if args.json:
         print(json.dumps(record))
         return 0
     _show_machine(record, result["engine"])
     _line("versions", _versions(record["engine"]))
-    for case in result["cases"]:
-        speeds = case["tokens_per_second_of_repeats"]
-        _line(
-            "prefill",
-            f"{case['tokens_per_second']:.2f} tok/s, {case['tokens']} tokens in {case['seconds']:.3f} s, "
-            f"median of {len(speeds)} times ({min(speeds):.2f} to {max(speeds):.2f})",
-        )
+    show(record)
     return 0
+
+
+def run_decode(args: argparse.Namespace) -> int:
+    """Carry `bench decode` out."""
+    from lily.bench.decode import measure_decode
+
+    _check_room(args, args.repeats)
+    counts = {"context": args.context, "tokens": args.tokens, "repeats": args.repeats}
+    return _report(args, measure_decode, _show_decode, **counts)
+
+
+def run_prefill(args: argparse.Namespace) -> int:
+    """Carry `bench prefill` out."""
+    from lily.bench.prefill import measure_prefill
+
+    return _report(args, measure_prefill, _show_prefill, tokens=args.tokens, repeats=args.repeats)
 
 
 def _show_machine(record: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -249,7 +224,6 @@ def _show_decode(record: dict[str, Any]) -> None:
     settings, plan, times = record["settings"], record["plan"], record["seconds_per_token"]
     speed, speeds = record["tokens_per_second"], record["tokens_per_second_of_repeats"]
     moved = plan["bytes_read"] + plan["bytes_written"]
-    _line("versions", _versions(record["engine"]))
     _line(
         "decode",
         f"{speed:.2f} tok/s after {settings['context']} tokens, median of {len(speeds)} times "
@@ -264,6 +238,16 @@ def _show_decode(record: dict[str, Any]) -> None:
         f", {record['share_of_copy']:.1%} of the {record['copy_bytes_per_second'] / 1e9:.1f} GB/s of a copy"
     )  # fmt: skip
     _line("bandwidth", f"{record['bytes_per_second'] / 1e9:.2f} GB/s{share}")
+
+
+def _show_prefill(record: dict[str, Any]) -> None:
+    for case in record["cases"]:
+        speeds = case["tokens_per_second_of_repeats"]
+        _line(
+            "prefill",
+            f"{case['tokens_per_second']:.2f} tok/s, {case['tokens']} tokens in {case['seconds']:.3f} s, "
+            f"median of {len(speeds)} times ({min(speeds):.2f} to {max(speeds):.2f})",
+        )
 
 
 def run_peers(args: argparse.Namespace) -> int:
