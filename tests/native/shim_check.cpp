@@ -81,9 +81,7 @@ void check_vectors() {
         bfloats = bfloats && narrow_bfloat8(splat8(x))[0] == bfloat(x).bits;
         const f8 wide = widen_bfloat8(h8{low});
         bfloats = bfloats && as_type<uint>(float(wide[0])) == uint(low) << 16;
-        const float rounded = round_act8(splat8(x))[0];
-        acts = acts &&
-               (std::isnan(x) ? std::isnan(rounded) : narrow_act8(splat8(x))[0] == act && rounded == float(to_act(x)));
+        acts = acts && (std::isnan(x) || narrow_act8(splat8(x))[0] == act);
     }
     expect(halves && bfloats && acts, "vectors of eight convert as single values do");
 }
