@@ -4,15 +4,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-CXX_SOURCES := $(wildcard src/lily_native/*.cpp src/lily_native/*.h src/lily_native/*.mm tests/native/*.cpp \
+CXX_SOURCES := $(wildcard src/lily_native/*.cpp src/lily_native/*.h src/lily_native/*.mm src/lily_bench/*.cpp \
+    src/lily_bench/*.h tests/native/*.cpp \
     tests/metal_double/*.cpp tests/metal_double/*.h tests/metal_double/*.mm tests/metal_double/include/Foundation/*.h)
 PACKAGE_SOURCES := pyproject.toml CMakeLists.txt $(shell find python src shaders tools -name '*.py' -o -name '*.cpp' \
     -o -name '*.h' -o -name '*.mm' -o -name '*.metal' -o -name '*.txt' -o -name '*.jinja' -o -name '*.json' -o -name '*.safetensors' -o -name '*.pyi' -o -name py.typed)
 PROMPT ?= Tell me a story about a fox named Tim.
 K ?=
+MODEL ?= demo
+ROUNDS ?= 7
 DEVICE ?= cpu
 
-.PHONY: help demo test lint format bench sanitize check-metal check-metal-full check-metal-mutants clean
+.PHONY: help demo test lint format bench ablation sanitize check-metal check-metal-full check-metal-mutants clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,20 +29,25 @@ test: $(VENV)/tested  ## run the tests (K=expression picks some, DEVICE=cpu32 ru
 lint: $(VENV)/linted  ## check style, types, the kernel table and docs/KERNELS.md
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy python/lily tools/*.py tools/metal/*.py tests/*.py tests/metal_double/*.py examples/*.py
+	$(BIN)/mypy python/lily tools/*.py tools/metal/*.py tests/*.py tests/bench/*.py \
+	    tests/metal_double/*.py examples/*.py
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(BIN)/python tools/check_style.py
-	$(BIN)/python tools/kernel_table.py --shaders shaders --out-dir build/lint \
+	$(BIN)/python tools/kernel_table.py --shaders shaders --bench shaders/bench --out-dir build/lint \
 	    --check src/lily_native/model.cpp --check-docs docs/KERNELS.md
 
 format: $(VENV)/linted  ## rewrite sources in the project's style, and docs/KERNELS.md from the shaders
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_SOURCES)
-	$(BIN)/python tools/kernel_table.py --shaders shaders --out-dir build/lint --docs docs/KERNELS.md
+	$(BIN)/python tools/kernel_table.py --shaders shaders --bench shaders/bench --out-dir build/lint \
+	    --docs docs/KERNELS.md
 
 bench: $(VENV)/tested  ## measure decode and prefill of the demo model beside mlx-lm, in one run
 	$(BIN)/lily bench peers --context 64 --tokens 64 --prefill 64,512
+
+ablation: $(VENV)/tested $(VENV)/linted  ## measure what prefill gains by each of its design decisions (MODEL=synthetic:4, ROUNDS=7)
+	JOBS=$(JOBS) BIN=$(abspath $(BIN)) sh tools/ablation.sh --model $(MODEL) --rounds $(ROUNDS)
 
 sanitize: $(VENV)/tested $(VENV)/linted  ## kernel, checkpoint and engine tests under AddressSanitizer and UBSan
 	JOBS=$(JOBS) BIN=$(abspath $(BIN)) sh tools/sanitize.sh

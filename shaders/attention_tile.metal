@@ -30,13 +30,12 @@ inline void stage_cache(threadgroup act_t* tile, device const bfloat* cache, dev
 }
 
 // One simdgroup's rows of an online softmax step: scores of 64 tokens from `first` on become probabilities in p.
-template <uint BM, uint GROUP, uint SIMDS>
+template <uint GROUP, uint SIMDS>
 inline void softmax_rows(threadgroup const float* scores, threadgroup act_t* p, threadgroup float* most,
                          threadgroup float* sum, threadgroup float* shrink, uint base, uint live, uint position,
                          uint first, uint lane, uint simd) {
-    for (uint r = simd; r < BM; r += SIMDS) {
-        // Rows past the end take part as if they were the last one; nobody reads them.
-        const uint limit = position + (base + min(r, live - 1)) / GROUP;
+    for (uint r = simd; r < live; r += SIMDS) {
+        const uint limit = position + (base + r) / GROUP;
         float high = most[r];
         for (uint j = lane; j < TILE_K; j += SIMD_WIDTH)
             if (first + j <= limit) high = max(high, scores[r * TILE_K + j]);
@@ -65,13 +64,13 @@ inline void softmax_rows(threadgroup const float* scores, threadgroup act_t* p, 
 template <uint BM, uint SIMDS>
 inline void add_values(thread tile_acc<BM, TILE_K, SIMDS, true>& o, threadgroup act_t* p, threadgroup act_t* right,
                        threadgroup const float* shrink, device const bfloat* v_cache, device const uint* table,
-                       uint kv_heads, uint kv_head, uint dim, uint first, uint end, uint tid) {
+                       uint kv_heads, uint kv_head, uint dim, uint first, uint end, uint live, uint tid) {
     stage_cache<SIMDS * SIMD_WIDTH>(right, v_cache, table, kv_heads, kv_head, dim, first, end, tid);
     UNROLL_TILE
     for (uint i = 0; i < tile_capacity(o); i++)
         if (tile_valid(o, i)) o[i] *= shrink[tile_row(o, i)];
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    tile_multiply_plain<BM, TILE_K, SIMDS>(o, p, right);
+    tile_multiply_plain<BM, TILE_K, SIMDS>(o, p, right, live);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
@@ -125,6 +124,7 @@ KERNEL(attention_tile, 4)(
     for (uint r = tid; r < PAIRS; r += THREADS) {
         most[r] = -INFINITY;
         sum[r] = 0;
+        shrink[r] = 0;  // of rows past the end, which take part as zeros
     }
     tile_acc<PAIRS, TILE_K, SIMDS, true> o0, o1, o2, o3;  // dims 0, 64, 128, 192 and on
     tile_clear(o0, lane, simd);
@@ -138,19 +138,23 @@ KERNEL(attention_tile, 4)(
             stage_rows<PAIRS, THREADS>(left, queries + dim, own_rows(), HEAD_DIM, live, tid);
             stage_cache<THREADS>(right, k_cache, table, kv_heads, kv_head, dim, first, end, tid);
             threadgroup_barrier(mem_flags::mem_threadgroup);
-            tile_multiply<PAIRS, TILE_K, SIMDS>(score, left, right);
+            tile_multiply<PAIRS, TILE_K, SIMDS>(score, left, right, live, TILE_K);
             threadgroup_barrier(mem_flags::mem_threadgroup);
         }
         UNROLL_TILE
         for (uint i = 0; i < tile_capacity(score); i++)
             if (tile_valid(score, i)) scores[tile_row(score, i) * TILE_K + tile_col(score, i)] = score[i];
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        softmax_rows<PAIRS, GROUP, SIMDS>(scores, left, most, sum, shrink, base, live, position, first, lane, simd);
+        softmax_rows<GROUP, SIMDS>(scores, left, most, sum, shrink, base, live, position, first, lane, simd);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        add_values<PAIRS, SIMDS>(o0, left, right, shrink, v_cache, table, kv_heads, kv_head, 0, first, end, tid);
-        add_values<PAIRS, SIMDS>(o1, left, right, shrink, v_cache, table, kv_heads, kv_head, 64, first, end, tid);
-        add_values<PAIRS, SIMDS>(o2, left, right, shrink, v_cache, table, kv_heads, kv_head, 128, first, end, tid);
-        add_values<PAIRS, SIMDS>(o3, left, right, shrink, v_cache, table, kv_heads, kv_head, 192, first, end, tid);
+        add_values<PAIRS, SIMDS>(o0, left, right, shrink, v_cache, table, kv_heads, kv_head, 0, first, end, live,
+                                 tid);
+        add_values<PAIRS, SIMDS>(o1, left, right, shrink, v_cache, table, kv_heads, kv_head, 64, first, end, live,
+                                 tid);
+        add_values<PAIRS, SIMDS>(o2, left, right, shrink, v_cache, table, kv_heads, kv_head, 128, first, end, live,
+                                 tid);
+        add_values<PAIRS, SIMDS>(o3, left, right, shrink, v_cache, table, kv_heads, kv_head, 192, first, end, live,
+                                 tid);
     }
     const uint heads = kv_heads * GROUP, head = kv_head * GROUP;
     write_values<GROUP>(o0, sum, proj, y, args.proj_dim, heads, head, 0, base, live);

@@ -69,10 +69,6 @@ struct delta_args {
     uint value_heads;
 };
 
-constant constexpr uint DELTA_ROWS = SIMD_WIDTH == 1 ? 8 : 4;    // value rows of a simdgroup of delta_scan
-constexpr uint delta_simds() { return simdgroups(4); }
-constexpr uint delta_groups() { return DELTA_DIM / (DELTA_ROWS * delta_simds()); }
-
 // delta_scan: the step's rows one after the other, the state in registers.
 //   grid: (delta_groups(), value_heads, 1)
 //   bytes: state = value_heads * DELTA_DIM * DELTA_DIM * 4

@@ -2,6 +2,10 @@
 #pragma once
 #include "lily.h"
 
+constant constexpr uint DELTA_ROWS = SIMD_WIDTH == 1 ? 8 : 4;  // value rows of a simdgroup of delta_scan
+constexpr uint delta_simds() { return simdgroups(4); }
+constexpr uint delta_groups() { return DELTA_DIM / (DELTA_ROWS * delta_simds()); }
+
 #ifndef LILY_TUNED_DELTA
 constant constexpr uint DELTA_KEYS = DELTA_DIM / SIMD_WIDTH;  // keys of a lane
 

@@ -12,6 +12,8 @@
 //     acc[i], i < tile_capacity(acc)   this thread's elements, where tile_valid(acc, i); at tile_row and tile_col
 //     tile_multiply                    acc += a b^T; a is [BM][64], b is [BN][64]
 //     tile_multiply_plain              acc += a b;   a is [BM][64], b is [64][BN]
+//                                      rows from live on, and columns from `columns` on, may be skipped; then they
+//                                      are not valid
 #pragma once
 #include "quant.h"
 
@@ -85,7 +87,7 @@ template <uint BITS, uint BM, uint BN, uint SIMDS>
 inline void quant_tile_multiply(thread tile_acc<BM, BN, SIMDS>& acc, const thread quant_rows<BM>& x,
                                 threadgroup act_t* ws, device const uint4* w, uint w_stride,
                                 device const bfloat* scales, device const bfloat* biases, uint g_stride,
-                                uint /*live*/, uint /*columns*/, uint tid) {
+                                uint live, uint columns, uint tid) {
     constexpr uint PER = 128 / BITS, CHUNKS = TILE_K / PER;  // weights of a uint4, uint4 of a row
     for (uint t = tid; t < BN * CHUNKS; t += SIMDS * SIMD_WIDTH) {
         const uint row = t / CHUNKS, chunk = t % CHUNKS;
@@ -98,7 +100,7 @@ inline void quant_tile_multiply(thread tile_acc<BM, BN, SIMDS>& acc, const threa
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    tile_multiply<BM, BN, SIMDS>(acc, x.v, ws);
+    tile_multiply<BM, BN, SIMDS>(acc, x.v, ws, live, columns);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 

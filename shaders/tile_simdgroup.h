@@ -92,11 +92,13 @@ inline void multiply_blocks(thread tile_acc<BM, BN, SIMDS, PLAIN>& acc, threadgr
 }
 
 template <uint BM, uint BN, uint SIMDS>
-inline void tile_multiply(thread tile_acc<BM, BN, SIMDS>& acc, threadgroup act_t* a, threadgroup act_t* b) {
+inline void tile_multiply(thread tile_acc<BM, BN, SIMDS>& acc, threadgroup act_t* a, threadgroup act_t* b,
+                          uint /*live*/, uint /*columns*/) {
     multiply_blocks<BM, BN, SIMDS, false>(acc, a, b);
 }
 
 template <uint BM, uint BN, uint SIMDS>
-inline void tile_multiply_plain(thread tile_acc<BM, BN, SIMDS, true>& acc, threadgroup act_t* a, threadgroup act_t* b) {
+inline void tile_multiply_plain(thread tile_acc<BM, BN, SIMDS, true>& acc, threadgroup act_t* a, threadgroup act_t* b,
+                                uint /*live*/) {
     multiply_blocks<BM, BN, SIMDS, true>(acc, a, b);
 }

@@ -40,14 +40,16 @@ template <class Acc> inline void tile_clear(thread Acc& acc, uint /*lane*/, uint
 }
 
 template <uint BM, uint BN, uint SIMDS>
-inline void tile_multiply(thread tile_acc<BM, BN, SIMDS>& acc, threadgroup act_t* a, threadgroup act_t* b) {
+inline void tile_multiply(thread tile_acc<BM, BN, SIMDS>& acc, threadgroup act_t* a, threadgroup act_t* b,
+                          uint /*live*/, uint /*columns*/) {
     using P = tile_product<BM, BN, SIMDS, false>;
     typename P::operand left(a, dextents<int32_t, 2>(TILE_K, BM)), right(b, dextents<int32_t, 2>(TILE_K, BN));
     typename P::product().run(left, right, acc);
 }
 
 template <uint BM, uint BN, uint SIMDS>
-inline void tile_multiply_plain(thread tile_acc<BM, BN, SIMDS, true>& acc, threadgroup act_t* a, threadgroup act_t* b) {
+inline void tile_multiply_plain(thread tile_acc<BM, BN, SIMDS, true>& acc, threadgroup act_t* a, threadgroup act_t* b,
+                                uint /*live*/) {
     using P = tile_product<BM, BN, SIMDS, true>;
     typename P::operand left(a, dextents<int32_t, 2>(TILE_K, BM)), right(b, dextents<int32_t, 2>(BN, TILE_K));
     typename P::product().run(left, right, acc);

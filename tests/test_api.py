@@ -118,7 +118,7 @@ def test_open__too_large_is_refused_before_loading(device: str) -> None:
         ({"context": 1.5}, "context must be"),
         ({"prefill_chunk": 0}, "prefill_chunk must be"),
         ({"prefill_chunk": 100}, "prefill_chunk must be a multiple of 64, not 100"),
-        ({"prefill_chunk": None}, "prefill_chunk must be an integer"),
+        ({"prefill_chunk": "all"}, "prefill_chunk must be an integer"),
         ({"max_sessions": 0}, "max_sessions must be"),
         ({"threads": -1}, "threads must be"),
         ({"threads": 10**6}, "threads must be an integer from 0 to 1024"),
@@ -148,6 +148,15 @@ def test_plan_memory__warns_and_has_an_order(device: str) -> None:
         plan = Engine.plan_memory("demo", device=device, context=5000)
     assert [warning.filename for warning in caught] == [__file__]
     assert list(plan) == ["weights", "kv", "state", "logits", "scratch", "total"]
+
+
+def test_prefill_chunk__default_suits_device_and_context(device: str) -> None:
+    most = 256 if device == "cpu32" else 2048
+    for context, chunk in ((100, 128), (4096, most)):
+        plan = Engine.plan_memory("demo", context=context, device=device)
+        assert plan == Engine.plan_memory("demo", context=context, device=device, prefill_chunk=chunk)
+        with Engine("demo", context=context, device=device) as engine:
+            assert engine.info()["prefill_chunk"] == chunk
 
 
 def test_plan_memory__needs_no_weights(device: str) -> None:

@@ -63,7 +63,7 @@ def test_sources_of_a_device__pass_and_have_no_variant_that_lint_does_not_check(
 
 
 def test_shaders__every_kernel_is_seen_by_the_rules() -> None:
-    _, kernels = kernel_parse.parse_folder(SHADERS)
+    _, kernels = kernel_parse.parse_folder(SHADERS, SHADERS / "bench")
     for text in check_shaders.texts_of(SHADERS):
         seen = {function.name for function in check_shaders.source_of(text).functions if function.kernel}
         assert seen == {kernel.name for kernel in kernels if kernel.place.path.stem == text.name}
@@ -130,7 +130,7 @@ MISTAKES = {
     ),
     "global without a space": Mistake(
         "delta",
-        "delta.metal",
+        "delta_rows.h",
         "constant constexpr uint DELTA_ROWS",
         "constexpr uint DELTA_ROWS",
         "is 'constant'",
@@ -333,6 +333,7 @@ def test_mistake__is_refused_where_it_is(name: str, tmp_path: pathlib.Path) -> N
     mistake = MISTAKES[name]
     for path in [*SHADERS.glob("*.h"), *SHADERS.glob("*.metal")]:
         shutil.copy(path, tmp_path)
+    shutil.copytree(SHADERS / "bench", tmp_path / "bench")
     text = (tmp_path / mistake.file).read_text()
     assert mistake.old in text
     text = text.replace(mistake.old, mistake.new)

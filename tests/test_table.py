@@ -440,12 +440,42 @@ def test_output__host_header_keeps_its_text_when_lines_move(tmp_path: pathlib.Pa
     assert (tmp_path / "out" / "kernels.gen.h").read_text() == before
 
 
-def test_cpu_objects__leave_out_reference_kernels(tmp_path: pathlib.Path) -> None:
-    launchers = tmp_path / "out" / "cpu_launch.gen.inc"
+BENCH = """\
+struct slow_args {
+    uint n;
+};
+
+// slow: what the product does not do.
+//   grid: (n, 1, 1)
+//   const: BM <= 8
+//   used: bench
+template <uint BM>
+KERNEL(slow, 1)(
+    device float*       y    [[buffer(0)]],  // [n]
+    constant slow_args& args [[buffer(1)]],
+    GRID)
+{
+    y[0] = 0;
+}
+"""
+
+
+def test_cpu_objects__have_what_the_product_does_not_launch_in_builds_for_benchmarks(
+    tmp_path: pathlib.Path,
+) -> None:
+    bench, out = tmp_path / "bench", tmp_path / "out"
+    bench.mkdir()
+    (bench / "slow.metal").write_text(BENCH)
+    (bench / "cpu_consts.txt").write_text("slow BM=2,4\nmat_vec BITS=2 K=0\n")
+    launchers, table = out / "cpu_launch.gen.inc", out / "kernels.gen.cpp"
     assert generate(tmp_path, Source()) == 0
-    assert "mat_check" not in launchers.read_text()
-    assert generate(tmp_path, Source(), "--with-bench") == 0
-    assert "mat_check" in launchers.read_text()
+    for absent in ("mat_check_run", "slow", "mat_vec_run<2, 0>"):
+        assert absent not in launchers.read_text()
+    assert "slow" not in table.read_text()
+    assert generate(tmp_path, Source(), "--bench", str(bench)) == 0
+    for present in ("mat_check_run", "slow_run<4>", "mat_vec_run<2, 0>"):
+        assert present in launchers.read_text()
+    assert "slow" in table.read_text()
 
 
 def test_docs__stale_is_an_error(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,8 @@ def resolved(path: pathlib.Path, seen: set[str]) -> Iterator[str]:
             yield "" if ONCE.match(line) else line
             continue
         if include[1] not in seen:
-            yield from resolved(path.parent / include[1], seen)
+            beside = path.parent / include[1]
+            yield from resolved(beside if beside.exists() else path.parent.parent / include[1], seen)
         yield f'#line {number + 1} "{path.name}"'
 
 
@@ -41,12 +42,12 @@ def literal(text: str) -> str:
     return "\n".join(f'        R"metal({piece})metal"' for piece in pieces)
 
 
-def embedded(folder: pathlib.Path) -> str:
+def embedded(*folders: pathlib.Path) -> str:
     """The generated source."""
     lines = [BANNER, '#include "shader_source.h"', "", "namespace lily {", ""]
     lines.append("const ShaderFamily kShaderFamilies[] = {")
     digest = hashlib.sha256()
-    families = sorted(folder.glob("*.metal"))
+    families = [path for folder in folders for path in sorted(folder.glob("*.metal"))]
     for path in families:
         seen: set[str] = set()
         text = "\n".join(resolved(path, seen)) + "\n"
@@ -62,10 +63,16 @@ def embedded(folder: pathlib.Path) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--shaders", type=pathlib.Path, required=True, help="folder of *.metal and *.h")
+    parser.add_argument(
+        "--shaders",
+        type=pathlib.Path,
+        nargs="+",
+        required=True,
+        help="folder of *.metal and *.h, folders within it",
+    )
     parser.add_argument("--out", type=pathlib.Path, required=True, help="C++ file to write")
     options = parser.parse_args(arguments)
-    text = embedded(options.shaders)
+    text = embedded(*options.shaders)
     out: pathlib.Path = options.out
     if not out.exists() or out.read_text(encoding="utf-8") != text:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -417,8 +417,10 @@ class ShaderFile:
         raise Place(self.path, grid_line).error(f"{name}: no line '}}' ends the body")
 
 
-def parse_folder(folder: pathlib.Path) -> tuple[Shape, tuple[Kernel, ...]]:
-    """Reads shape.h and every .metal file of a folder; the order of kernels is by file, then by line.
+def parse_folder(folder: pathlib.Path, *more: pathlib.Path) -> tuple[Shape, tuple[Kernel, ...]]:
+    """Reads shape.h and every .metal file of a folder, and those of more folders without a shape.h.
+
+    The order of kernels is by folder, by file, then by line.
 
     Raises:
         TableError: a declaration is not in the accepted form.
@@ -426,7 +428,7 @@ def parse_folder(folder: pathlib.Path) -> tuple[Shape, tuple[Kernel, ...]]:
     shape = parse_shape(folder / "shape.h")
     kernels: dict[str, Kernel] = {}
     structs: dict[str, Args] = {}
-    for path in sorted(folder.glob("*.metal")):
+    for path in (path for each in (folder, *more) for path in sorted(each.glob("*.metal"))):
         for kernel in ShaderFile(path, shape).kernels():
             if kernel.name in kernels:
                 raise kernel.place.error(

@@ -29,20 +29,15 @@ from kernel_shape import Place, TableError, strip_comments
 # cpu_consts.txt
 
 
-def read_tuples(path: pathlib.Path, kernels: Sequence[Kernel]) -> dict[str, list[tuple[int, ...]]]:
-    """Const tuples to compile for the CPU, by kernel name.
+def read_tuples(kernels: Sequence[Kernel], *paths: pathlib.Path) -> dict[str, list[tuple[int, ...]]]:
+    """Const tuples to compile for the CPU, by kernel name, from files that add to each other.
 
     A line `qmv BITS=4,8 K=0,2048` is the product of its lists. Mirrored consts default to 0, the
     form that reads args; a kernel without chosen consts needs no line.
     """
     known = {kernel.name: kernel for kernel in kernels}
     tuples: dict[str, list[tuple[int, ...]]] = {name: [] for name in known}
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    for number, line in enumerate(text.split("\n"), 1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        place = Place(path, number)
+    for place, words in const_lines(paths):
         if words[0] not in known:
             raise place.error(f"unknown kernel {words[0]}")
         for values in itertools.product(*line_values(place, known[words[0]], words[1:])):
@@ -50,8 +45,17 @@ def read_tuples(path: pathlib.Path, kernels: Sequence[Kernel]) -> dict[str, list
                 raise place.error(f"{words[0]}: {values} is listed twice")
             tuples[words[0]].append(values)
     for kernel in kernels:
-        check_tuples(path, kernel, tuples[kernel.name])
+        check_tuples(paths[-1], kernel, tuples[kernel.name])
     return tuples
+
+
+def const_lines(paths: Sequence[pathlib.Path]) -> Iterator[tuple[Place, list[str]]]:
+    """The words of each line that has any."""
+    for path in paths:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        for number, line in enumerate(text.split("\n"), 1):
+            if words := line.partition("#")[0].split():
+                yield Place(path, number), words
 
 
 def line_values(place: Place, kernel: Kernel, words: Sequence[str]) -> list[tuple[int, ...]]:
@@ -168,9 +172,11 @@ def write(path: pathlib.Path, text: str) -> None:
 def run(options: argparse.Namespace) -> None:
     """Does what the command line says; TableError on the first thing that is wrong."""
     folder: pathlib.Path = options.shaders
-    shape, kernels = parse_folder(folder)
+    bench: list[pathlib.Path] = [options.bench] if options.bench else []
+    shape, kernels = parse_folder(folder, *bench)
     shape_text = (folder / "shape.h").read_text(encoding="utf-8")
-    tuples = read_tuples(folder / "host" / "cpu_consts.txt", kernels)
+    consts = [folder / "host" / "cpu_consts.txt", *(path / "cpu_consts.txt" for path in bench)]
+    tuples = read_tuples(kernels, *consts)
     check_sources: list[pathlib.Path] = options.check
     if check_sources:
         check_used(kernels, check_sources)
@@ -185,7 +191,7 @@ def run(options: argparse.Namespace) -> None:
         source = kernel_emit.host_source(shape, shape_text, kernels, tuples)
         write(options.out_dir / "kernels.gen.cpp", source)
         write(options.out_dir / "grids.gen.inc", kernel_emit.grid_functions(kernels))
-        launchers = kernel_emit.cpu_launchers(shape_text, kernels, tuples, options.with_bench)
+        launchers = kernel_emit.cpu_launchers(shape_text, kernels, tuples, bool(bench))
         write(options.out_dir / "cpu_launch.gen.inc", launchers)
 
 
@@ -200,7 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--check", type=pathlib.Path, nargs="+", default=[], help="sources that launch kernels"
     )
     parser.add_argument(
-        "--with-bench", action="store_true", help="CPU launchers for reference and bench kernels too"
+        "--bench",
+        type=pathlib.Path,
+        help="a folder of more *.metal, and CPU launchers for kernels of theirs and those used as reference",
     )
     try:
         run(parser.parse_args(arguments))

@@ -72,6 +72,7 @@ class Engine(Unique):
         device: "auto", "metal", "cuda", "cpu", or "cpu32" (slow; behaves like a GPU, for tests).
         context: Most tokens a session can hold. Default: 32768, or the model's own maximum if that is less.
         prefill_chunk: Tokens of a prompt that are processed at once; a multiple of 64, at most 65536.
+            Temporary memory grows with it. Default: what suits the device, 2048 or less; info() tells.
         memory_limit: Most bytes that plan_memory() may come to. It counts the cache of one session at full
             context; other sessions take theirs as they grow. Default: the machine's memory.
         revision: Revision on the hub.
@@ -94,7 +95,7 @@ class Engine(Unique):
         *,
         device: str = "auto",
         context: int | None = None,
-        prefill_chunk: int = 2048,
+        prefill_chunk: int | None = None,
         memory_limit: int | None = None,
         revision: str | None = None,
         progress: Progress | None = None,
@@ -112,7 +113,7 @@ class Engine(Unique):
         context = _context_of(checkpoint, context)
         settings = {
             "context": context,
-            "prefill_chunk": prefill_chunk,
+            "prefill_chunk": prefill_chunk or 0,
             "max_sessions": max_sessions,
             "device": device,
         }
@@ -127,7 +128,7 @@ class Engine(Unique):
             checkpoint.tensors,
             device=device,
             context=context,
-            prefill_chunk=prefill_chunk,
+            prefill_chunk=prefill_chunk or 0,
             threads=threads,
             max_sessions=max_sessions,
             progress=progress,
@@ -151,7 +152,7 @@ class Engine(Unique):
         *,
         device: str = "auto",
         context: int | None = None,
-        prefill_chunk: int = 2048,
+        prefill_chunk: int | None = None,
         max_sessions: int = 4,
         revision: str | None = None,
     ) -> dict[str, int]:
@@ -164,7 +165,7 @@ class Engine(Unique):
         """
         _check_settings(device, context, prefill_chunk, max_sessions, 0, None)
         checkpoint = _open(model, revision, None)
-        settings = {"prefill_chunk": prefill_chunk, "max_sessions": max_sessions, "device": device}
+        settings = {"prefill_chunk": prefill_chunk or 0, "max_sessions": max_sessions, "device": device}
         context = _context_of(checkpoint, context)
         plan = _memory_plan(checkpoint, {**settings, "context": context})
         _warn_beyond_training(checkpoint, context)
@@ -359,7 +360,7 @@ class Engine(Unique):
 def _check_settings(
     device: str,
     context: int | None,
-    prefill_chunk: int,
+    prefill_chunk: int | None,
     max_sessions: int,
     threads: int,
     memory_limit: int | None,
@@ -367,8 +368,8 @@ def _check_settings(
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, not {device!r}")
     check_int("context", context, 1, MAX_CONTEXT)
-    check_int("prefill_chunk", prefill_chunk, 64, MAX_CHUNK, optional=False)
-    if prefill_chunk % 64:
+    check_int("prefill_chunk", prefill_chunk, 64, MAX_CHUNK)
+    if prefill_chunk is not None and prefill_chunk % 64:
         raise ValueError(f"prefill_chunk must be a multiple of 64, not {prefill_chunk}")
     check_int("max_sessions", max_sessions, 1, MAX_SESSIONS, optional=False)
     check_int("threads", threads, 0, MAX_THREADS, optional=False)

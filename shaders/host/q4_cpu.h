@@ -215,6 +215,10 @@ LILY_INLINE void tile_put8(act_t* tile, uint row, uint col, uint4 v) {
     __builtin_memcpy(tile + tile_at(row, col), &v, sizeof v);
 }
 
+LILY_INLINE uint4 pack8(const float* v) {
+    return __builtin_bit_cast(uint4, narrow_act8(load8(v)));
+}
+
 LILY_INLINE uint4 acts8(const bfloat* from) {
     return __builtin_bit_cast(uint4, narrow_act8(load_bfloat8(from)));
 }
@@ -303,11 +307,12 @@ LILY_INLINE void widen_rows(float* to, const act_t* from, uint rows) {
 
 // acc += a b^T; a is [BM][64], b is [BN][64].
 template <uint BM, uint BN, uint SIMDS>
-inline void tile_multiply(tile_acc<BM, BN, SIMDS>& acc, const act_t* a, const act_t* b) {
+inline void tile_multiply(tile_acc<BM, BN, SIMDS>& acc, const act_t* a, const act_t* b, uint live,
+                          uint columns) {
     alignas(64) float left[BM * TILE_K], panel[TILE_K * PANEL];
-    acc.grow(BM, BN);
-    widen_rows(left, a, BM);
-    for (uint n = 0; n < BN; n += PANEL) {
+    acc.grow(live, columns);
+    widen_rows(left, a, live);
+    for (uint n = 0; n < columns; n += PANEL) {
         for (uint at = 0; at < TILE_K; at += 8)
             for (uint side = 0; side < PANEL; side += 8) {
                 f8 r[8];
@@ -315,22 +320,22 @@ inline void tile_multiply(tile_acc<BM, BN, SIMDS>& acc, const act_t* a, const ac
                 transpose8(r);
                 for (uint i = 0; i < 8; ++i) store8(panel + (at + i) * PANEL + side, r[i]);
             }
-        multiply_panel<BN>(acc.c + n, left, panel, BM);
+        multiply_panel<BN>(acc.c + n, left, panel, live);
     }
 }
 
 // acc += a b; a is [BM][64], b is [64][BN].
 template <uint BM, uint BN, uint SIMDS>
-inline void tile_multiply_plain(tile_acc<BM, BN, SIMDS, true>& acc, const act_t* a, const act_t* b) {
+inline void tile_multiply_plain(tile_acc<BM, BN, SIMDS, true>& acc, const act_t* a, const act_t* b, uint live) {
     static_assert(BN == TILE_K);
     alignas(64) float left[BM * TILE_K], panel[TILE_K * PANEL];
-    acc.grow(BM, BN);
-    widen_rows(left, a, BM);
+    acc.grow(live, BN);
+    widen_rows(left, a, live);
     for (uint n = 0; n < BN; n += PANEL) {
         for (uint k = 0; k < TILE_K; ++k)
             for (uint side = 0; side < PANEL; side += 8)
                 store8(panel + k * PANEL + side, load_act8(b + k * BN + n + side));
-        multiply_panel<BN>(acc.c + n, left, panel, BM);
+        multiply_panel<BN>(acc.c + n, left, panel, live);
     }
 }
 

@@ -150,7 +150,7 @@ void bind_plans(py::module_& m) {
 
 std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::tuple>& tensors,
                                     const std::string& device, uint32_t context, uint32_t chunk, uint32_t threads,
-                                    uint32_t sessions, const py::object& progress, uint32_t shuffle) {
+                                    uint32_t sessions, const py::object& progress, uint32_t shuffle, uint32_t tile) {
     std::vector<TensorSource> sources;
     for (const py::tuple& t : tensors)
         sources.push_back({t[0].cast<std::string>(), t[1].cast<std::string>(), t[2].cast<std::string>(),
@@ -167,7 +167,8 @@ std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::
                                 .chunk = chunk,
                                 .sessions = sessions,
                                 .threads = threads,
-                                .shuffle = shuffle};
+                                .shuffle = shuffle,
+                                .tile = tile};
     return without_gil([&] { return std::make_shared<Engine>(config, sources, options, report); });
 }
 
@@ -187,7 +188,7 @@ void bind_engine(py::module_& m) {
     py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
         .def(py::init(&open_engine), py::arg("config"), py::arg("tensors"), py::kw_only(), py::arg("device"),
              py::arg("context"), py::arg("prefill_chunk"), py::arg("threads"), py::arg("max_sessions"),
-             py::arg("progress") = py::none(), py::arg("shuffle") = 0)
+             py::arg("progress") = py::none(), py::arg("shuffle") = 0, py::arg("tile") = 0)
         .def("info", &engine_info)
         .def("close", [](Engine& engine) { without_gil([&] { engine.close(); }); })
         .def("session", [](const std::shared_ptr<Engine>& engine) {
@@ -276,4 +277,7 @@ PYBIND11_MODULE(_native, m) {
     lily::bind_session(m);
     lily::bind_kernels(m);
     lily::bind_doctor(m);
+#if LILY_BENCH
+    lily::bind_bench(m);
+#endif
 }

@@ -55,4 +55,7 @@ void bind_kernels(pybind11::module_& module);
 // What else `lily doctor` needs.
 void bind_doctor(pybind11::module_& module);
 
+// What builds for benchmarks have beside (src/lily_bench).
+void bind_bench(pybind11::module_& module);
+
 }  // namespace lily

@@ -10,8 +10,14 @@ namespace {
 
 py::list audit_session(Session& session, const Ids& ids) {
     const auto from = span_of(ids);
+    std::vector<AuditRow> found;
+    without_gil([&] {
+        session.prefill_by(from, [&](Device& device, const Model& model, const Pass& pass) {
+            found = audit(device, record_body(model, pass));
+        });
+    });
     py::list rows;
-    for (const AuditRow& row : without_gil([&] { return session.audit(from); }))
+    for (const AuditRow& row : found)
         rows.append(py::dict(py::arg("launch") = row.launch, py::arg("kernel") = row.kernel,
                              py::arg("label") = row.label, py::arg("layer") = row.layer, py::arg("slot") = row.slot,
                              py::arg("type") = row.type, py::arg("values") = row.values,

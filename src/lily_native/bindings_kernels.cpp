@@ -188,9 +188,15 @@ std::vector<std::pair<uint64_t, uint64_t>> slot_traffic(const std::string& name,
     return result;
 }
 
+// Kernels that only benchmarks launch are compared with the product's (tools/ablation.py), not with references.
+bool of_product(const KernelInfo& kernel) {
+    return std::string_view(kernel.used) != "bench";
+}
+
 py::list variants(const std::string& device) {
     py::list all;
     for (const Variant& v : test_device(device, 1).variants()) {
+        if (!of_product(*v.kernel)) continue;
         py::dict consts;
         for (uint32_t i = 0; i < v.kernel->const_count; ++i) consts[v.kernel->consts[i].name] = v.consts[i];
         all.append(py::make_tuple(v.kernel->name, consts));
@@ -203,7 +209,8 @@ py::list variants(const std::string& device) {
 void bind_kernels(py::module_& m) {
     m.def("kernels", [] {
         py::list all;
-        for (size_t i = 0; i < kKernelCount; ++i) all.append(kernel_dict(kKernels[i]));
+        for (size_t i = 0; i < kKernelCount; ++i)
+            if (of_product(kKernels[i])) all.append(kernel_dict(kKernels[i]));
         return all;
     });
     m.def("run_kernel", &run_kernel, py::arg("name"), py::arg("args"), py::arg("consts"), py::arg("slots"),

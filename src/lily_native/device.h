@@ -67,8 +67,8 @@ public:
     virtual std::string name() const = 0;
     // Facts for people and bug reports, in display order.
     virtual std::vector<std::pair<std::string, std::string>> info() const = 0;
-    // Rows of the matrix tile that this device multiplies best; the model picks GEMM variants by it.
-    virtual uint32_t tile_rows() const = 0;
+    // Rows of the matrix tiles that this device multiplies well, ascending; the model picks GEMM variants by them.
+    virtual std::vector<uint32_t> tile_rows() const = 0;
     // Variants that tests should run: all there are, or a selection where any can be compiled.
     virtual std::vector<Variant> variants() const = 0;
 };

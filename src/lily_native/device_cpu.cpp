@@ -20,7 +20,6 @@ namespace {
 constexpr uint64_t kHugePage = 2u << 20;
 constexpr uint64_t kHugeBuffer = 4u << 20;    // from this size on, huge pages save address translation
 constexpr uint64_t kInlineBytes = 32u << 10;  // a stage that touches less is done before a thread has woken up
-constexpr uint32_t kTileRows = 64;
 
 // The folder of the library that this code is in.
 std::string own_folder() {
@@ -140,7 +139,7 @@ public:
     uint32_t queue_depth() const override { return 1; }
     std::string name() const override { return object_->width == 1 ? "cpu" : "cpu32"; }
     std::vector<std::pair<std::string, std::string>> info() const override;
-    uint32_t tile_rows() const override { return kTileRows; }
+    std::vector<uint32_t> tile_rows() const override;
     std::vector<Variant> variants() const override;
 
 private:
@@ -327,6 +326,12 @@ std::vector<std::pair<std::string, std::string>> CpuDevice::info() const {
             {"instruction_set", object_->isa},
             {"threads", std::to_string(pool_->size())},
             {"simd_width", std::to_string(object_->width)}};
+}
+
+// Width 1 visits the rows that there are; the other has the heights of a GPU.
+std::vector<uint32_t> CpuDevice::tile_rows() const {
+    if (object_->width == 1) return {64};
+    return {8, 32, 64};
 }
 
 std::vector<Variant> CpuDevice::variants() const {

@@ -37,7 +37,6 @@ constexpr NSOperatingSystemVersion kTensorSystem{26, 2, 0};
 constexpr auto kLost = "metal: macOS ignores the GPU work of this process after earlier errors; restart the process";
 
 constexpr uint32_t kSimdWidth = 32;
-constexpr uint32_t kTileRows = 32;
 constexpr uint64_t kArgStride = 256;         // satisfies every GPU's alignment of constant buffers
 constexpr double kBufferSeconds = 0.05;      // of work in one command buffer, so that the screen stays alive
 constexpr uint32_t kCapturedSubmission = 3;  // of those with several programs, which only a step has
@@ -108,7 +107,7 @@ public:
     uint32_t queue_depth() const override { return trace_ ? 1 : 2; }
     std::string name() const override { return "metal"; }
     std::vector<std::pair<std::string, std::string>> info() const override;
-    uint32_t tile_rows() const override { return kTileRows; }
+    std::vector<uint32_t> tile_rows() const override;
     std::vector<Variant> variants() const override;
 
 private:
@@ -562,6 +561,11 @@ std::vector<std::pair<std::string, std::string>> MetalDevice::info() const {
                 {"working_set_bytes", std::to_string(device_.recommendedMaxWorkingSetSize)},
                 {"max_buffer_bytes", std::to_string(device_.maxBufferLength)}};
     });
+}
+
+// Tensor operations are not known to take fewer rows than 32.
+std::vector<uint32_t> MetalDevice::tile_rows() const {
+    return tensor_ops_ ? std::vector<uint32_t>{32, 64} : std::vector<uint32_t>{8, 32, 64};
 }
 
 std::vector<Variant> MetalDevice::variants() const {

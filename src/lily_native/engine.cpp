@@ -22,10 +22,24 @@ constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
 constexpr uint32_t kOneBlockTokens = 2 * KV_BLOCK;
 
 // Rows of the recorded prefill passes below a whole chunk.
-constexpr uint32_t kPrefillRows[] = {1, 8, 64, 256, 1024};
+constexpr uint32_t kPrefillRows[] = {1, 8, 32, 64, 256, 1024};
 
-Capacity capacity_of(const EngineOptions& options, uint32_t tile) {
-    return {.context = options.context, .chunk = options.chunk, .sessions = options.sessions, .tile = tile};
+// Rows of a chunk on a device that nobody measured, and on CPUs, where more gain nothing (docs/PERF_LOG.md).
+constexpr uint32_t kChunk = 2048;
+// On the device for tests, which is slow.
+constexpr uint32_t kWideChunk = 256;
+
+// Rows of a chunk: as asked for, or what suits the device, but no more than a context has.
+uint32_t chunk_of(const EngineOptions& options, const std::string& device) {
+    if (options.chunk != 0) return options.chunk;
+    return std::min(device == "cpu32" ? kWideChunk : kChunk, (options.context + TILE_K - 1) / TILE_K * TILE_K);
+}
+
+Capacity capacity_of(const EngineOptions& options, const std::string& device, std::vector<uint32_t> tiles) {
+    return {.context = options.context,
+            .chunk = chunk_of(options, device),
+            .sessions = options.sessions,
+            .tiles = options.tile != 0 ? std::vector<uint32_t>{options.tile} : std::move(tiles)};
 }
 
 uint64_t sum(const std::vector<uint64_t>& sizes) {
@@ -75,8 +89,8 @@ std::string gib(uint64_t bytes) {
     return text;
 }
 
-// The smallest tile of any device: plans of memory made before a device exists are upper bounds.
-constexpr uint32_t kSmallestTile = 32;
+// The tiles of a GPU; no device has smaller ones, so plans of memory made before a device exists are upper bounds.
+const std::vector<uint32_t> kTiles = {8, 32, 64};
 
 // The file range that fills one target; throws kCheckpoint when the header promised something else.
 void add_jobs(std::vector<ReadJob>& jobs, const TensorTarget& target, const TensorSource& source, uint32_t file,
@@ -113,7 +127,7 @@ void check_range(const char* name, uint32_t value, uint32_t least, uint32_t most
 
 std::string choose_device(const EngineOptions& options) {
     check_range("context", options.context, 1, kMostContext);
-    check_range("prefill_chunk", options.chunk, TILE_K, kMostChunk);
+    if (options.chunk != 0) check_range("prefill_chunk", options.chunk, TILE_K, kMostChunk);
     check_range("max_sessions", options.sessions, 1, kMostSessions);
     check_range("threads", options.threads, 0, kMostThreads);
     if (options.chunk % TILE_K != 0)
@@ -134,8 +148,7 @@ std::string choose_device(const EngineOptions& options) {
 
 MemoryPlan plan_memory(const Config& config, const EngineOptions& options) {
     check_config(config);
-    choose_device(options);
-    return memory_of(config, capacity_of(options, kSmallestTile));
+    return memory_of(config, capacity_of(options, choose_device(options), kTiles));
 }
 
 Pass decode_pass(const Capacity& capacity, uint32_t position) {
@@ -145,15 +158,15 @@ Pass decode_pass(const Capacity& capacity, uint32_t position) {
     return {.decode = true, .rows = 1, .blocks = std::min(blocks, capacity.attention_blocks())};
 }
 
-// A model whose plans can be recorded and not run. Its tiles are those of the GPUs.
+// A model whose plans can be recorded and not run. Its tiles are those of a GPU.
 static Model model_without_memory(const Config& config, const EngineOptions& options) {
     check_config(config);
-    choose_device(options);
+    const Capacity capacity = capacity_of(options, choose_device(options), kTiles);
     // Any numbers will do for buffers that nobody allocates, as long as they differ.
     Carver weights(kNoLimit, {{0}}), kv(kNoLimit, {{1}}), recurrent(kNoLimit, {{2}}), logits(kNoLimit, {{3}});
     Carver scratch(kNoLimit, {{4}});
     std::vector<TensorTarget> targets;
-    Model model{.config = config, .capacity = capacity_of(options, kSmallestTile), .weights = {}, .state = {}};
+    Model model{.config = config, .capacity = capacity, .weights = {}, .state = {}};
     model.weights = layout_weights(config, weights, targets);
     model.state = layout_state(config, model.capacity, {kv, recurrent, logits, scratch});
     return model;
@@ -165,6 +178,8 @@ static std::vector<Plan> typical_plans(const Model& model) {
     std::vector<Plan> plans;
     plans.push_back(record_body(model, {.decode = true, .rows = 1, .blocks = 1}));
     if (blocks > 1) plans.push_back(record_body(model, {.decode = true, .rows = 1, .blocks = blocks}));
+    for (uint32_t rows : kPrefillRows)
+        if (rows < chunk) plans.push_back(record_body(model, {.decode = false, .rows = rows, .blocks = 1}));
     plans.push_back(record_body(model, {.decode = false, .rows = chunk, .blocks = 1}));
     for (const Tail kind : {Tail::kGreedy, Tail::kAdjustedGreedy, Tail::kSampled})
         plans.push_back(record_tail(model, kind));
@@ -184,7 +199,7 @@ std::map<std::string, std::string> metal_sources(const Config& config, const Eng
 Plan named_plan(const Config& config, const EngineOptions& options, const std::string& name) {
     const Model model = model_without_memory(config, options);
     if (name == "decode") return record_body(model, decode_pass(model.capacity, options.context - 1));
-    if (name == "prefill") return record_body(model, {.decode = false, .rows = options.chunk, .blocks = 1});
+    if (name == "prefill") return record_body(model, {.decode = false, .rows = model.capacity.chunk, .blocks = 1});
     if (name == "greedy") return record_tail(model, Tail::kGreedy);
     if (name == "sampled") return record_tail(model, Tail::kSampled);
     throw Error(ErrorKind::kValue, "no plan is called " + name);
@@ -197,7 +212,7 @@ Engine::Engine(const Config& config, const std::vector<TensorSource>& tensors, c
     device_ = open_device(options);
     device_name_ = device_->name();
     model_.config = config;
-    model_.capacity = capacity_of(options, device_->tile_rows());
+    model_.capacity = capacity_of(options, device_name_, device_->tile_rows());
     const std::vector<TensorTarget> targets = allocate();
     compile();
     load(targets, tensors, options.threads, progress);

@@ -33,10 +33,11 @@ struct TensorSource {
 struct EngineOptions {
     std::string device = "auto";
     uint32_t context = 0;
-    uint32_t chunk = 0;
+    uint32_t chunk = 0;  // 0: what suits the device
     uint32_t sessions = 0;
     uint32_t threads = 0;  // 0: one per physical core
     uint32_t shuffle = 0;  // of a CPU device, for tests
+    uint32_t tile = 0;     // rows of every matrix tile; 0: what suits the device
 };
 
 // Bytes that an engine takes. kv is what one session needs at full context; pages are committed as they are used, on

@@ -140,6 +140,11 @@ MoeWeights layout_moe(Layout& layout, const Config& c, const std::string& name) 
 
 }  // namespace
 
+uint32_t Capacity::tile(uint32_t rows) const {
+    const auto holds_all = std::lower_bound(tiles.begin(), tiles.end(), rows);
+    return holds_all != tiles.end() ? *holds_all : tiles.back();
+}
+
 uint32_t Config::delta_width() const {
     return whole_tiles(channels() + delta_value_heads * (DELTA_DIM + 2));
 }
@@ -231,7 +236,7 @@ void layout_activations(State& s, const Config& c, const Capacity& cap, Carver& 
     s.expert_weights = at.take<float>(rows * (c.experts_used + 1));
     s.expert_counts = at.take<uint32_t>(order_blocks * c.experts);
     s.expert_places = at.take<uint32_t>(order_blocks * c.experts);
-    s.expert_tiles = at.take<uint4>(pairs / cap.tile + c.experts);
+    s.expert_tiles = at.take<uint4>(pairs / cap.tile(1) + c.experts);
     s.tile_count = at.take<uint32_t>(1);
     s.pairs = at.take<uint32_t>(pairs);
     s.expert_h = at.take<act_t>(std::max(pairs * c.inner, uint64_t{c.experts_used} * c.inner + c.shared_inner));

@@ -18,7 +18,7 @@ void encode_product(Recorder& run, const Model& m, const Pass& pass, Slot<const 
                     Slot<float> y) {
     run(k::qmm{.x = x, .step = m.state.step, .w = w.w, .scales = w.scales, .biases = w.biases, .y = y,
                .args = {.rows = pass.rows, .n = w.n, .k = w.k, .first = 0},
-               .consts = {.BITS = w.bits, .BM = m.capacity.tile}});
+               .consts = {.BITS = w.bits, .BM = m.capacity.tile(pass.rows)}});
 }
 
 // h = rms_norm(x), y = W h, for the rows of a pass. x is the residual stream.
@@ -44,7 +44,7 @@ void encode_product_add(Recorder& run, const Model& m, const Pass& pass, Slot<co
     else
         run(k::qmm_add{.x = x, .step = m.state.step, .w = w.w, .scales = w.scales, .biases = w.biases, .y = y,
                        .args = {.rows = pass.rows, .n = w.n, .k = w.k, .first = 0},
-                       .consts = {.BITS = w.bits, .BM = m.capacity.tile}});
+                       .consts = {.BITS = w.bits, .BM = m.capacity.tile(pass.rows)}});
 }
 
 void encode_embed(Recorder& run, const Model& m, const Pass& pass) {
@@ -157,7 +157,7 @@ void encode_attention(Recorder& run, const Model& m, const Pass& pass, uint32_t 
 void encode_expert_tiles(Recorder& run, const Model& m, const Pass& pass, const MoeWeights& w) {
     const Config& c = m.config;
     const State& s = m.state;
-    const uint32_t rows = pass.rows, tile = m.capacity.tile;
+    const uint32_t rows = pass.rows, tile = m.capacity.tile(rows * c.experts_used / c.experts);
     run(k::moe_route{.logits = s.route, .step = s.step, .ids = s.expert_ids, .weights = s.expert_weights,
                      .args = {.rows = rows, .n = w.router.n, .experts = c.experts, .used = c.experts_used}});
     const k::moe_order_args order{.rows = rows, .used = c.experts_used, .experts = c.experts, .tile = tile};
@@ -179,7 +179,7 @@ void encode_expert_tiles(Recorder& run, const Model& m, const Pass& pass, const 
     run(k::qmm_swiglu{.x = s.h, .step = s.step, .w = w.shared_gate_up.w, .scales = w.shared_gate_up.scales,
                       .biases = w.shared_gate_up.biases, .y = s.shared_h,
                       .args = {.rows = rows, .n = c.shared_inner, .k = c.hidden, .first = 0},
-                      .consts = {.BITS = 4, .BM = tile}});
+                      .consts = {.BITS = 4, .BM = m.capacity.tile(rows)}});
     encode_product(run, m, pass, s.shared_h, w.shared_down, s.shared_y);
     run(k::moe_combine{.routed = s.expert_y, .shared = s.shared_y, .weights = s.expert_weights, .step = s.step,
                        .x = s.x, .args = {.rows = rows, .used = c.experts_used, .hidden = c.hidden}});
@@ -255,7 +255,7 @@ void encode_score(Recorder& run, const Model& m, const Pass& pass, uint32_t top)
         run(k::qmm{.x = s.h.slice(uint64_t{first} * c.hidden, uint64_t{rows} * c.hidden), .step = s.step, .w = w.w,
                    .scales = w.scales, .biases = w.biases, .y = s.score_logits,
                    .args = {.rows = rows, .n = w.n, .k = w.k, .first = first},
-                   .consts = {.BITS = w.bits, .BM = m.capacity.tile}});
+                   .consts = {.BITS = w.bits, .BM = m.capacity.tile(rows)}});
         run(k::logprob_rows{.logits = s.score_logits, .targets = s.targets.slice(first, rows), .step = s.step,
                             .logprobs = s.logprobs.slice(first, rows),
                             .top_ids = s.top_ids.slice(uint64_t{first} * top, uint64_t{rows} * top),

@@ -44,11 +44,14 @@ struct Capacity {
     uint32_t context = 0;  // tokens of a session
     uint32_t chunk = 0;    // rows of the largest prefill step
     uint32_t sessions = 0;
-    uint32_t tile = 0;  // rows of a matrix tile on this device
+    std::vector<uint32_t> tiles;  // rows of a matrix tile on this device, ascending
 
     uint32_t session_pages() const { return (context + PAGE - 1) / PAGE; }
     uint32_t pages() const { return session_pages() * sessions; }
     uint32_t attention_blocks() const { return (context + KV_BLOCK - 1) / KV_BLOCK; }
+    // Height of the tiles in which `rows` rows are multiplied by one matrix: the least that holds them, or the
+    // greatest.
+    uint32_t tile(uint32_t rows) const;
 };
 
 // Hands out 256-byte aligned slices of a few buffers, none larger than `limit`. Run once to learn the sizes, and
@@ -179,7 +182,7 @@ struct State {
     Slot<float> expert_weights;     // [chunk, used + 1]
     Slot<uint32_t> expert_counts;   // [blocks, experts]
     Slot<uint32_t> expert_places;   // [blocks, experts]
-    Slot<uint4> expert_tiles;       // [chunk * used / tile + experts]
+    Slot<uint4> expert_tiles;       // [chunk * used / least tile + experts]
     Slot<uint32_t> tile_count;      // [1]
     Slot<uint32_t> pairs;           // [chunk * used]
     Slot<act_t> expert_h;           // [chunk * used, inner], or decode: [used * inner + shared_inner]

@@ -214,17 +214,15 @@ uint32_t Session::prefill(std::span<const int32_t> given) {
     return taken;
 }
 
-std::vector<AuditRow> Session::audit(std::span<const int32_t> given) {
+void Session::prefill_by(std::span<const int32_t> given, const PassRunner& run) {
     const auto guard = lock();
     check_room(given.size());
     if (given.size() > engine_->capacity().chunk) throw Error(ErrorKind::kValue, "more tokens than prefill_chunk");
     const std::vector<int32_t> ids(given.begin(), given.end());  // the caller's may change meanwhile
     check_ids(ids);
     begin_feed(ids);
-    const Pass pass = engine_->prefill_pass(static_cast<uint32_t>(ids.size()));
-    std::vector<AuditRow> rows = lily::audit(*engine_->device_, record_body(engine_->model_, pass));
+    run(*engine_->device_, engine_->model_, engine_->prefill_pass(static_cast<uint32_t>(ids.size())));
     end_feed(ids);
-    return rows;
 }
 
 Scores Session::score(std::span<const int32_t> given, std::span<const int32_t> targets, uint32_t top) {

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "audit.h"
 #include "engine.h"
 
 namespace lily {
@@ -46,8 +46,9 @@ public:
     // As prefill, with log probabilities: targets[i] is the token expected after ids[i].
     Scores score(std::span<const int32_t> ids, std::span<const int32_t> targets, uint32_t top);
 
-    // As prefill, in one pass of at most a chunk, looking at what each of its launches writes.
-    std::vector<AuditRow> audit(std::span<const int32_t> ids);
+    // As prefill, in one pass of at most a chunk, which `run` carries out: for those who look into a pass.
+    using PassRunner = std::function<void(Device&, const Model&, const Pass&)>;
+    void prefill_by(std::span<const int32_t> ids, const PassRunner& run);
 
     void set_sampling(const Sampling& sampling);
     // Picks a token from the logits and feeds it. The device may go on with as many as `ahead` further ones while the

@@ -155,8 +155,8 @@ void check_tiles() {
         tile_acc<BM, BN, SIMDS, true> straight;
         tile_clear(turned, lane, simd);
         tile_clear(straight, lane, simd);
-        tile_multiply<BM, BN, SIMDS>(turned, a, b);
-        tile_multiply_plain<BM, BN, SIMDS>(straight, a, plain);
+        tile_multiply<BM, BN, SIMDS>(turned, a, b, BM, BN);
+        tile_multiply_plain<BM, BN, SIMDS>(straight, a, plain, BM);
         for (uint i = 0; i < tile_capacity(turned); ++i) {
             const uint row = tile_row(turned, i), column = tile_col(turned, i);
             got[0][row][column] = turned[i];

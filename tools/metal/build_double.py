@@ -33,6 +33,7 @@ def build(source: Path, folder: Path, sanitize: str, jobs: int) -> None:
             "Python_EXECUTABLE": sys.executable,
             "pybind11_DIR": pybind11.get_cmake_dir(),
             "LILY_METAL_DOUBLE": "ON",
+            "LILY_BENCH": "ON",  # so that what only benchmarks run is checked too
             "LILY_METAL_HEADERS": zig.BUILD / f"include{NEW}",
             "LILY_SANITIZE": sanitize,
         }

@@ -174,6 +174,7 @@ def steps(root: Path = ROOT) -> list[Step]:
         asan("model", MODEL),
         asan("device", DEVICE),
         asan("around", AROUND),
+        asan("ablation", ("tests/bench/check_ablation.py",)),
         asan("engine-reversed", (*ENGINE, short), REVERSED),
         asan("model-reversed", (*MODEL, short), REVERSED),
         asan("kernels-wide", kernels, WIDE),

@@ -69,11 +69,12 @@ def find_clang() -> str:
 
 
 def texts_of(folder: pathlib.Path, families: Sequence[str] = ()) -> list[Text]:
-    """Every .metal file of a folder (or those named), files with matrix tiles in both forms."""
-    _, kernels = kernel_parse.parse_folder(folder)
-    tuples = kernel_table.read_tuples(HERE / "consts.txt", kernels)
+    """Every .metal file of a folder and its bench/ (or those named), those with tiles in both forms."""
+    folders = (folder, folder / "bench")
+    _, kernels = kernel_parse.parse_folder(*folders)
+    tuples = kernel_table.read_tuples(kernels, HERE / "consts.txt")
     texts: list[Text] = []
-    for path in sorted(folder.glob("*.metal")):
+    for path in (path for each in folders for path in sorted(each.glob("*.metal"))):
         if families and path.stem not in families:
             continue
         seen: set[str] = set()

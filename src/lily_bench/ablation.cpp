@@ -1,0 +1,136 @@
+#include "ablation.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels.gen.h"
+
+namespace lily {
+
+std::optional<Ablation> ablation_named(std::string_view name) {
+    if (name == "none") return Ablation::kNone;
+    if (name == "host_routing") return Ablation::kHostRouting;
+    if (name == "expanded_weights") return Ablation::kExpandedWeights;
+    if (name == "state_in_memory") return Ablation::kStateInMemory;
+    return std::nullopt;
+}
+
+AblatedPass::AblatedPass(Device& device, const Model& model, const Pass& pass, Ablation ablation)
+    : device_(device), model_(model), pass_(pass) {
+    if (ablation == Ablation::kExpandedWeights) {
+        const Config& c = model.config;
+        const uint64_t count = uint64_t{c.experts} * c.inner * c.hidden;
+        gate_up_ = {device.allocate("expanded gate and up", 2 * count * sizeof(act_t)), 0, 2 * count};
+        down_ = {device.allocate("expanded down", count * sizeof(act_t)), 0, count};
+    }
+    Recorder run = record(record_body(model, pass), ablation);
+    end_part(run);
+}
+
+// Records the launches again, in an order that keeps what they need of each other, without what is left out.
+Recorder AblatedPass::record(const Plan& plan, Ablation ablation) {
+    const State& s = model_.state;
+    Recorder run;
+    for (const Launch& launch : plan.launches) {
+        const std::string_view kernel = launch.kernel->name;
+        run.scope(launch.label, launch.layer);
+        if (ablation == Ablation::kHostRouting && kernel == "moe_histogram") {
+            end_part(run);
+        } else if (ablation == Ablation::kHostRouting && (kernel == "moe_scan" || kernel == "moe_scatter")) {
+            continue;
+        } else if (ablation == Ablation::kExpandedWeights && kernel == "expert_mm_gate_up") {
+            expand_gate_up(run, launch);
+        } else if (ablation == Ablation::kExpandedWeights && kernel == "expert_mm_down") {
+            expand_down(run, launch);
+        } else if (ablation == Ablation::kStateInMemory && kernel == "delta_scan") {
+            const Config& c = model_.config;
+            run(k::delta_scan_memory{.qkv = s.qkv,
+                                     .gates = s.gates,
+                                     .step = s.step,
+                                     .state = s.layers[launch.layer].delta,
+                                     .y = s.mixed,
+                                     .args = {.rows = pass_.rows,
+                                              .sessions = model_.capacity.sessions,
+                                              .key_heads = c.delta_key_heads,
+                                              .value_heads = c.delta_value_heads}});
+        } else {
+            run.add(launch);
+        }
+    }
+    return run;
+}
+
+void AblatedPass::expand_gate_up(Recorder& run, const Launch& launch) {
+    const Config& c = model_.config;
+    const State& s = model_.state;
+    const Quant& w = model_.weights.layers[launch.layer].moe.gate_up;
+    run(k::expand_weights{
+        .w = w.w, .scales = w.scales, .biases = w.biases, .y = gate_up_, .args = {.n = w.n, .k = w.k}});
+    run(k::expanded_mm_gate_up{
+        .x = s.h,
+        .pairs = s.pairs,
+        .tiles = s.expert_tiles,
+        .tile_count = s.tile_count,
+        .w = gate_up_,
+        .h = s.expert_h,
+        .args = {.rows = pass_.rows, .used = c.experts_used, .experts = c.experts, .n = c.inner, .k = c.hidden},
+        .consts = {.BM = launch.consts[0]}});
+}
+
+void AblatedPass::expand_down(Recorder& run, const Launch& launch) {
+    const Config& c = model_.config;
+    const State& s = model_.state;
+    const Quant& w = model_.weights.layers[launch.layer].moe.down;
+    run(k::expand_weights{.w = w.w, .scales = w.scales, .biases = w.biases, .y = down_, .args = {.n = w.n, .k = w.k}});
+    run(k::expanded_mm_down{
+        .h = s.expert_h,
+        .pairs = s.pairs,
+        .tiles = s.expert_tiles,
+        .tile_count = s.tile_count,
+        .w = down_,
+        .y = s.expert_y,
+        .args = {.rows = pass_.rows, .used = c.experts_used, .experts = c.experts, .n = c.hidden, .k = c.inner},
+        .consts = {.BM = launch.consts[0]}});
+}
+
+void AblatedPass::end_part(Recorder& run) {
+    parts_.push_back(device_.prepare(run.finish("part " + std::to_string(parts_.size()))));
+}
+
+void AblatedPass::run() {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+        if (i > 0) order_pairs();
+        device_.run(*parts_[i]);
+    }
+}
+
+template <class T>
+T* AblatedPass::at(Slot<T> slot) const {
+    std::byte* base = device_.map(slot.buffer);
+    if (base == nullptr) throw Error(ErrorKind::kUnsupported, "the host cannot reach the memory of " + device_.name());
+    return reinterpret_cast<T*>(base + slot.offset);
+}
+
+// What moe_histogram, moe_scan and moe_scatter do: pairs in order of their experts, and the map of tiles.
+void AblatedPass::order_pairs() {
+    const Config& c = model_.config;
+    const State& s = model_.state;
+    const uint32_t count = at(s.step)->rows * c.experts_used;
+    const uint32_t tile = model_.capacity.tile(pass_.rows * c.experts_used / c.experts);
+    const uint32_t* ids = at(s.expert_ids);
+    std::vector<uint32_t> totals(c.experts), places(c.experts);
+    for (uint32_t i = 0; i < count; ++i) ++totals[ids[i]];
+    uint4* tiles = at(s.expert_tiles);
+    uint32_t first = 0, tile_count = 0;
+    for (uint32_t e = 0; e < c.experts; ++e) {
+        places[e] = first;
+        for (uint32_t done = 0; done < totals[e]; done += tile)
+            tiles[tile_count++] = {e, first + done, std::min(tile, totals[e] - done), 0};
+        first += totals[e];
+    }
+    *at(s.tile_count) = tile_count;
+    uint32_t* pairs = at(s.pairs);
+    for (uint32_t i = 0; i < count; ++i) pairs[places[ids[i]]++] = i;
+}
+
+}  // namespace lily

@@ -1,0 +1,47 @@
+// Prefill without one of its design decisions, to measure what that decision gains. In builds for benchmarks only.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "device.h"
+#include "model.h"
+
+namespace lily {
+
+enum class Ablation {
+    kNone,
+    kHostRouting,      // the host puts pairs of (row, choice) in order, and the device waits for it in every layer
+    kExpandedWeights,  // experts' weights are written to memory as act_t, and read from there
+    kStateInMemory,    // the state of the delta rule goes to memory and back for every token
+};
+
+// Nothing for another name.
+std::optional<Ablation> ablation_named(std::string_view name);
+
+// A recorded prefill pass. What it allocates stays the device's until that closes.
+class AblatedPass {
+public:
+    AblatedPass(Device& device, const Model& model, const Pass& pass, Ablation ablation);
+    void run();
+
+private:
+    Recorder record(const Plan& plan, Ablation ablation);
+    void expand_gate_up(Recorder& run, const Launch& launch);
+    void expand_down(Recorder& run, const Launch& launch);
+    void end_part(Recorder& run);
+    void order_pairs();
+    template <class T>
+    T* at(Slot<T> slot) const;
+
+    Device& device_;
+    const Model& model_;
+    Pass pass_;
+    Slot<act_t> gate_up_{};                        // [experts, 2 * inner, hidden]
+    Slot<act_t> down_{};                           // [experts, hidden, inner]
+    std::vector<std::unique_ptr<Program>> parts_;  // the host puts pairs in order between each two
+};
+
+}  // namespace lily
