@@ -11,8 +11,7 @@ PACKAGE_SOURCES := pyproject.toml CMakeLists.txt $(shell find python src shaders
     -o -name '*.h' -o -name '*.mm' -o -name '*.metal' -o -name '*.txt' -o -name '*.jinja' -o -name '*.json' -o -name '*.safetensors' -o -name '*.pyi' -o -name py.typed)
 PROMPT ?= Tell me a story about a fox named Tim.
 K ?=
-MODEL ?= demo
-ROUNDS ?= 7
+ARGS ?=
 DEVICE ?= cpu
 
 .PHONY: help demo test lint format bench ablation sanitize check-metal check-metal-full check-metal-mutants clean
@@ -46,8 +45,8 @@ format: $(VENV)/linted  ## rewrite sources in the project's style, and docs/KERN
 bench: $(VENV)/tested  ## measure decode and prefill of the demo model beside mlx-lm, in one run
 	$(BIN)/lily bench peers --context 64 --tokens 64 --prefill 64,512
 
-ablation: $(VENV)/tested $(VENV)/linted  ## measure what prefill gains by each of its design decisions (MODEL=synthetic:4, ROUNDS=7)
-	JOBS=$(JOBS) BIN=$(abspath $(BIN)) sh tools/ablation.sh --model $(MODEL) --rounds $(ROUNDS)
+ablation: $(VENV)/tested $(VENV)/linted  ## measure what prefill gains by each of its design decisions (ARGS="--model synthetic:4")
+	JOBS=$(JOBS) BIN=$(abspath $(BIN)) sh tools/ablation.sh $(ARGS)
 
 sanitize: $(VENV)/tested $(VENV)/linted  ## kernel, checkpoint and engine tests under AddressSanitizer and UBSan
 	JOBS=$(JOBS) BIN=$(abspath $(BIN)) sh tools/sanitize.sh

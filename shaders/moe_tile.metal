@@ -43,11 +43,12 @@ KERNEL(expert_mm_gate_up, 4)(
     tile_acc<BM, TILE_N, SIMDS> gate, up;
     tile_clear(gate, lane, simd);
     tile_clear(up, lane, simd);
-    for (uint at = 0; at < k; at += TILE_DEPTH) {
+    const uint depth = tile_depth<BM>(live);
+    for (uint at = 0; at < k; at += depth) {
         const uint g = at / QUANT_GROUP, groups = k / QUANT_GROUP;
         quant_rows<BM> rows;
         rows.template stage<THREADS>(xs, x + at, pair_rows{pairs + tile[1], args.used}, k, live,
-                                     min(TILE_DEPTH, k - at), tid);
+                                     min(depth, k - at), tid);
         quant_tile_multiply<4, BM, TILE_N, SIMDS>(gate, rows, ws, w + gate_row * (k / 32) + at / 32, k / 32,
                                                   scales + gate_row * groups + g, biases + gate_row * groups + g,
                                                   groups, live, columns, tid);
@@ -87,11 +88,12 @@ KERNEL(expert_mm_down, 4)(
     const uint w_row = tile[0] * args.n + col;
     tile_acc<BM, TILE_N, SIMDS> acc;
     tile_clear(acc, lane, simd);
-    for (uint at = 0; at < k; at += TILE_DEPTH) {
+    const uint depth = tile_depth<BM>(live);
+    for (uint at = 0; at < k; at += depth) {
         const uint g = w_row * (k / QUANT_GROUP) + at / QUANT_GROUP;
         quant_rows<BM> rows;
         rows.template stage<SIMDS * SIMD_WIDTH>(xs, h + tile[1] * k + at, own_rows(), k, live,
-                                                min(TILE_DEPTH, k - at), tid);
+                                                min(depth, k - at), tid);
         quant_tile_multiply<4, BM, TILE_N, SIMDS>(acc, rows, ws, w + w_row * (k / 32) + at / 32, k / 32, scales + g,
                                                   biases + g, k / QUANT_GROUP, live, columns, tid);
     }

@@ -20,9 +20,10 @@ template <uint BITS, uint BM, uint SIMDS>
 inline void qmm_tile(thread tile_acc<BM, TILE_N, SIMDS>& acc, device const act_t* x, device const uint4* w,
                      device const bfloat* scales, device const bfloat* biases, uint k, uint live, uint columns,
                      threadgroup act_t* xs, threadgroup act_t* ws, uint tid) {
-    for (uint at = 0; at < k; at += TILE_DEPTH) {
+    const uint depth = tile_depth<BM>(live);
+    for (uint at = 0; at < k; at += depth) {
         quant_rows<BM> rows;
-        rows.template stage<SIMDS * SIMD_WIDTH>(xs, x + at, own_rows(), k, live, min(TILE_DEPTH, k - at), tid);
+        rows.template stage<SIMDS * SIMD_WIDTH>(xs, x + at, own_rows(), k, live, min(depth, k - at), tid);
         quant_tile_multiply<BITS, BM, TILE_N, SIMDS>(acc, rows, ws, w + at * BITS / 128, k * BITS / 128,
                                                      scales + at / QUANT_GROUP, biases + at / QUANT_GROUP,
                                                      k / QUANT_GROUP, live, columns, tid);

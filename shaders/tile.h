@@ -29,7 +29,6 @@ struct pair_rows {
 
 #ifndef LILY_TUNED_TILE
 constant constexpr uint TILE_N = SIZE_UNIT;   // columns of a product's tile
-constant constexpr uint TILE_DEPTH = TILE_K;  // k of one step
 
 #ifdef LILY_TENSOR_OPS
 #include "tile_tensor.h"
@@ -68,6 +67,9 @@ inline void stage_rows(threadgroup act_t* tile, device const act_t* x, Rows rows
 }
 
 #ifndef LILY_TUNED_TILE
+// k of one step of a product of `live` rows.
+template <uint BM> constexpr uint tile_depth(uint /*live*/) { return TILE_K; }
+
 // One step's columns of BM rows of x, as quant_tile_multiply takes them; several products may share them. xs is room
 // for a tile.
 template <uint BM> struct quant_rows {

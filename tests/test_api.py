@@ -154,9 +154,13 @@ def test_prefill_chunk__default_suits_device_and_context(device: str) -> None:
     most = 256 if device == "cpu32" else 2048
     for context, chunk in ((100, 128), (4096, most)):
         plan = Engine.plan_memory("demo", context=context, device=device)
-        assert plan == Engine.plan_memory("demo", context=context, device=device, prefill_chunk=chunk)
         with Engine("demo", context=context, device=device) as engine:
             assert engine.info()["prefill_chunk"] == chunk
+        assert plan == Engine.plan_memory("demo", context=context, device=device, prefill_chunk=chunk)
+    low, high = (
+        Engine.plan_memory("demo", context=100, device=device, prefill_chunk=n) for n in (128, 65536)
+    )
+    assert low == high
 
 
 def test_plan_memory__needs_no_weights(device: str) -> None:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Measure what prefill's design decisions gain, by doing without them one at a time.
 
-    make ablation
-    python tools/ablation.py [--model synthetic:4] [--tokens 512,2048] [--device cpu] [--json]
+    make ablation ARGS="--model synthetic:4 --tokens 512,2048"
 
 The gain of a decision is how much faster a prompt is read with it than without it. All forms read the same
 prompts in turn, in one process; speeds are medians. It needs a build with -DLILY_BENCH=ON, which
-`make ablation` makes: the product does not have the forms that are slower.
+`make ablation` makes: the product does not have the forms that are slower. Two engines are opened, one of
+them for the tiles, and expanded weights of a layer of full size take 1.6 GB more.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import random
+import re
 import statistics
 import sys
 import time
@@ -25,13 +27,19 @@ import numpy as np
 
 import lily
 from lily import _native
+from lily.bench.medians import median_interval
 from lily.bench.runners import prompt
 from lily.bench.synthetic import full_size, layers_of, synthetic_checkpoint
+from lily.cli.options import whole
+from lily.engine import DEVICES, MAX_CHUNK
 
-PRESENT, SMALL_TILES, SMALL = "as it is", "16-row tiles", 16
+Ablation: Any = getattr(_native, "Ablation", None)  # in builds for benchmarks only
+
+PRESENT, AGAIN, SMALL_TILES, SMALL = "as it is", "as it is, again", "16-row tiles", 16
 # What is left out, and the gains of the published Lily (Perplexity, 2026; M5 Max): tokens, percent.
 FORMS = {
     PRESENT: "none",
+    AGAIN: "none",
     "routing on the host": "host_routing",
     "dequantised weights in memory": "expanded_weights",
     SMALL_TILES: "none",
@@ -43,13 +51,16 @@ PUBLISHED = {
     SMALL_TILES: "+13.2 % at 2,048",
     "delta state in memory": "+5.6 %",
 }
+CHUNK = 2048  # at least, as engines have it
+NOTES = """The interval covers the median with 95 % confidence or is empty; the second row shows the noise.
+A CPU multiplies expanded weights in fp32, the product's in integers: that gain is not memory's alone."""
 
 Logits = np.ndarray[Any, Any]
 
 
 def opened(model: str, options: argparse.Namespace, tile: int) -> lily.Engine:
     """Open an engine with tiles of so many rows, or, with 0, of what suits the device."""
-    most = max(options.tokens)
+    most = max(CHUNK, *options.tokens)
     with mock.patch.object(_native, "Engine", functools.partial(_native.Engine, tile=tile)):
         return lily.Engine(
             model,
@@ -61,87 +72,110 @@ def opened(model: str, options: argparse.Namespace, tile: int) -> lily.Engine:
         )
 
 
-def prefill(engine: lily.Engine, ablation: _native.Ablation, count: int) -> tuple[float, Logits]:
-    """Read a prompt in one pass; return seconds and the logits of its last token."""
-    ids = np.array(prompt(0, count, int(engine.info()["vocab"])), np.int32)
-    session = engine._core.native().session()
-    try:
-        start = time.perf_counter()
-        ablation.prefill(session, ids)
-        return time.perf_counter() - start, session.logits()
-    finally:
-        session.close()
-
-
 def measure(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Let all forms read all prompts in turn, after one round that does not count."""
+    """Let all forms read all prompts in changing orders, after one round that does not count."""
     cases = [(form, count) for count in options.tokens for form in FORMS]
     seconds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
     logits: dict[tuple[str, int], Logits] = {}
+    order = random.Random(0)
     with opened(model, options, 0) as engine, opened(model, options, SMALL) as small:
-        ablations = {(form, count): _native.Ablation(FORMS[form]) for form, count in cases}
+        if engine.info()["device_info"] != small.info()["device_info"]:
+            print("the two engines differ in more than their tiles: see info()", file=sys.stderr)
+        sessions = {which: which._core.native().session() for which in (engine, small)}
+        vocab = int(engine.info()["vocab"])
+        prompts = {count: np.array(prompt(0, count, vocab), np.int32) for count in options.tokens}
+        users = {form: sessions[small if form == SMALL_TILES else engine] for form in FORMS}
+        ablations = {form: Ablation(users[form], name) for form, name in FORMS.items()}
         for index in range(options.rounds + 1):
-            first = index % len(cases)  # whoever begins a round is another one each time
-            for form, count in cases[first:] + cases[:first]:
-                which = small if form == SMALL_TILES else engine
-                took, logits[form, count] = prefill(which, ablations[form, count], count)
+            for form, count in order.sample(cases, len(cases)):
+                users[form].reset()
+                start = time.perf_counter()
+                ablations[form].prefill(prompts[count])
+                took = time.perf_counter() - start
+                logits[form, count] = users[form].logits()
                 if index > 0:
                     seconds[form, count].append(took)
             print(f"round {index} of {options.rounds}", file=sys.stderr)
     return [
-        {
-            "form": form,
-            "tokens": count,
-            "tokens_per_second": count / statistics.median(times),
-            "gain_percent": 100 * (statistics.median(ratios(times, seconds[PRESENT, count])) - 1),
-            "gains_percent_of_rounds": [100 * (r - 1) for r in ratios(times, seconds[PRESENT, count])],
-            "published": PUBLISHED.get(form, ""),
-            "largest_logit_difference": float(np.abs(logits[form, count] - logits[PRESENT, count]).max()),
-        }
-        for (form, count), times in seconds.items()
+        row_of(form, count, times, seconds[PRESENT, count], np.abs(logits[case] - logits[PRESENT, count]))
+        for case, times in seconds.items()
+        for form, count in [case]
     ]
 
 
-def ratios(times: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Return time by time of the same round."""
-    return [a / b for a, b in zip(times, others, strict=True)]
+def row_of(
+    form: str, count: int, times: Sequence[float], present: Sequence[float], differences: Logits
+) -> dict[str, Any]:
+    """Return what is known of one form and length, as JSON types."""
+    gains = [100 * (mine / theirs - 1) for mine, theirs in zip(times, present, strict=True)]
+    return {
+        "form": form,
+        "tokens": count,
+        "tokens_per_second": count / statistics.median(times),
+        "gain_percent": statistics.median(gains),
+        "gain_interval_percent": median_interval(gains),
+        "gains_percent_of_rounds": gains,
+        "published": PUBLISHED.get(form, ""),
+        "largest_logit_difference": float(differences.max()),
+    }
 
 
 def lengths(text: str) -> list[int]:
     """Read the lengths of prompts, which are whole passes."""
-    numbers = [int(word) for word in text.split(",")]
-    if any(n < 64 or n % 64 for n in numbers):
-        raise argparse.ArgumentTypeError("multiples of 64 are needed")
+    if not re.fullmatch(r"\d{1,5}(,\d{1,5})*", text):
+        raise argparse.ArgumentTypeError(f"numbers of tokens with commas are needed, not {text!r}")
+    numbers = list(dict.fromkeys(map(int, text.split(","))))
+    if any(n % 64 or not 64 <= n <= MAX_CHUNK for n in numbers):
+        raise argparse.ArgumentTypeError(f"multiples of 64 up to {MAX_CHUNK} are needed")
     return numbers
 
 
-def main() -> None:
-    """Measure and print."""
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--model", default="demo", help="demo, synthetic:LAYERS or a folder (default: demo)")
     parser.add_argument(
         "--tokens", type=lengths, default=[512, 2048], help="lengths of prompts (default: 512,2048)"
     )
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, default=0, help="0: one per core")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default: 5)")
+    parser.add_argument("--device", default="auto", choices=DEVICES)
+    parser.add_argument("--threads", type=whole(0, 1024), default=0, help="0: one per core")
+    parser.add_argument(
+        "--rounds", type=whole(1, 10_000), default=7, help="measurements of each (default: 7)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON list")
-    options = parser.parse_args()
-    if not hasattr(_native, "Ablation"):
-        sys.exit("this build of Lily has no ablations: make ablation")
-    layers = layers_of(options.model)
-    model = options.model if layers is None else str(synthetic_checkpoint(full_size(layers)))
-    rows = measure(model, options)
-    if options.json:
-        print(json.dumps(rows))
-        return
-    print(f"{'without':30} {'tokens':>6} {'tok/s':>8} {'gain':>8}  {'published':18} largest logit difference")
+    return parser.parse_args()
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Write the results for people."""
+    head = f"{'without':30} {'tokens':>6} {'tok/s':>8} {'gain':>9} {'interval':>18}  {'published':17} "
+    lines = [head + "largest logit difference"]
     for row in rows:
-        gain = f"{row['gain_percent']:+.1f} %" if row["form"] != PRESENT else ""
-        print(
-            f"{row['form']:30} {row['tokens']:6} {row['tokens_per_second']:8.1f} {gain:>8}  "
-            f"{row['published']:18} {row['largest_logit_difference']:.2g}"
+        low_high = row["gain_interval_percent"]
+        interval = f"{low_high[0]:+.1f} to {low_high[1]:+.1f} %" if low_high else ""
+        gain = f"{row['gain_percent']:+.1f} %"
+        gain, interval = ("", "") if row["form"] == PRESENT else (gain, interval)
+        lines.append(
+            f"{row['form']:30} {row['tokens']:6} {row['tokens_per_second']:8.1f} {gain:>9} {interval:>18}  "
+            f"{row['published']:17} {row['largest_logit_difference']:.2g}"
         )
+    return "\n".join([*lines, "", NOTES])
+
+
+def main() -> None:
+    """Measure and print."""
+    options = arguments()
+    if Ablation is None:
+        sys.exit("this build of Lily has no ablations: make ablation")
+    try:
+        layers = layers_of(options.model)
+        model = options.model if layers is None else str(synthetic_checkpoint(full_size(layers)))
+        rows = measure(model, options)
+    except (lily.LilyError, ValueError) as error:
+        sys.exit(f"ablation: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    print(json.dumps(rows) if options.json else table(rows))
 
 
 if __name__ == "__main__":

@@ -72,7 +72,8 @@ class Engine(Unique):
         device: "auto", "metal", "cuda", "cpu", or "cpu32" (slow; behaves like a GPU, for tests).
         context: Most tokens a session can hold. Default: 32768, or the model's own maximum if that is less.
         prefill_chunk: Tokens of a prompt that are processed at once; a multiple of 64, at most 65536.
-            Temporary memory grows with it. Default: what suits the device, 2048 or less; info() tells.
+            Temporary memory grows with it. Default: what suits the device, 2048 or less. It is never more
+            than the context needs; info() tells.
         memory_limit: Most bytes that plan_memory() may come to. It counts the cache of one session at full
             context; other sessions take theirs as they grow. Default: the machine's memory.
         revision: Revision on the hub.

@@ -63,15 +63,13 @@ KERNEL(expand_weights, 2)(
     constexpr uint THREADS = simdgroups(2) * SIMD_WIDTH;
     inputs_ready();
     const uint row = group.x, k = args.k;
-    for (uint at = tid * 32; at < k; at += THREADS * 32) {
-        const uint4 q = read_once(w + row * (k / 32) + at / 32);
+    device const uint* words = (device const uint*)(w + row * (k / 32));
+    for (uint at = tid * 8; at < k; at += THREADS * 8) {
         const uint g = row * (k / QUANT_GROUP) + at / QUANT_GROUP;
         const float s = float(scales[g]), b = float(biases[g]);
-        for (uint j = 0; j < 4; j++) {
-            float v[8];
-            for (uint i = 0; i < 8; i++) v[i] = fma(s, quant_at<4>(q[j], i), b);
-            *(device uint4*)(y + row * k + at + j * 8) = pack8(v);
-        }
+        float v[8];
+        for (uint i = 0; i < 8; i++) v[i] = fma(s, quant_at<4>(words[at / 8], i), b);
+        *(device uint4*)(y + row * k + at) = pack8(v);
     }
     outputs_follow();
 }

@@ -317,7 +317,7 @@ inline const char* run_group(uint simds, const ThreadBody& body) {
 
 #if LILY_WIDTH == 1
 #include "lanes_cpu.h"
-#include "q4_cpu.h"
+#include "tile_cpu.h"
 #elif defined(LILY_TENSOR_OPS)
 #include "mpp.h"
 #else

@@ -15,14 +15,17 @@ std::optional<Ablation> ablation_named(std::string_view name) {
     return std::nullopt;
 }
 
-AblatedPass::AblatedPass(Device& device, const Model& model, const Pass& pass, Ablation ablation)
-    : device_(device), model_(model), pass_(pass) {
-    if (ablation == Ablation::kExpandedWeights) {
-        const Config& c = model.config;
-        const uint64_t count = uint64_t{c.experts} * c.inner * c.hidden;
-        gate_up_ = {device.allocate("expanded gate and up", 2 * count * sizeof(act_t)), 0, 2 * count};
-        down_ = {device.allocate("expanded down", count * sizeof(act_t)), 0, count};
-    }
+ExpandedWeights allocate_expanded(Device& device, const Config& c) {
+    const uint64_t count = uint64_t{c.experts} * c.inner * c.hidden;
+    if (2 * count > UINT32_MAX)
+        throw Error(ErrorKind::kUnsupported, "expanded weights of a layer are beyond 32-bit indices");
+    return {.gate_up = {device.allocate("expanded gate and up", 2 * count * sizeof(act_t)), 0, 2 * count},
+            .down = {device.allocate("expanded down", count * sizeof(act_t)), 0, count}};
+}
+
+AblatedPass::AblatedPass(Device& device, const Model& model, const Pass& pass, Ablation ablation,
+                         const ExpandedWeights& expanded)
+    : device_(device), model_(model), pass_(pass), expanded_(expanded) {
     Recorder run = record(record_body(model, pass), ablation);
     end_part(run);
 }
@@ -65,13 +68,13 @@ void AblatedPass::expand_gate_up(Recorder& run, const Launch& launch) {
     const State& s = model_.state;
     const Quant& w = model_.weights.layers[launch.layer].moe.gate_up;
     run(k::expand_weights{
-        .w = w.w, .scales = w.scales, .biases = w.biases, .y = gate_up_, .args = {.n = w.n, .k = w.k}});
+        .w = w.w, .scales = w.scales, .biases = w.biases, .y = expanded_.gate_up, .args = {.n = w.n, .k = w.k}});
     run(k::expanded_mm_gate_up{
         .x = s.h,
         .pairs = s.pairs,
         .tiles = s.expert_tiles,
         .tile_count = s.tile_count,
-        .w = gate_up_,
+        .w = expanded_.gate_up,
         .h = s.expert_h,
         .args = {.rows = pass_.rows, .used = c.experts_used, .experts = c.experts, .n = c.inner, .k = c.hidden},
         .consts = {.BM = launch.consts[0]}});
@@ -81,13 +84,14 @@ void AblatedPass::expand_down(Recorder& run, const Launch& launch) {
     const Config& c = model_.config;
     const State& s = model_.state;
     const Quant& w = model_.weights.layers[launch.layer].moe.down;
-    run(k::expand_weights{.w = w.w, .scales = w.scales, .biases = w.biases, .y = down_, .args = {.n = w.n, .k = w.k}});
+    run(k::expand_weights{
+        .w = w.w, .scales = w.scales, .biases = w.biases, .y = expanded_.down, .args = {.n = w.n, .k = w.k}});
     run(k::expanded_mm_down{
         .h = s.expert_h,
         .pairs = s.pairs,
         .tiles = s.expert_tiles,
         .tile_count = s.tile_count,
-        .w = down_,
+        .w = expanded_.down,
         .y = s.expert_y,
         .args = {.rows = pass_.rows, .used = c.experts_used, .experts = c.experts, .n = c.hidden, .k = c.inner},
         .consts = {.BM = launch.consts[0]}});

@@ -21,10 +21,19 @@ enum class Ablation {
 // Nothing for another name.
 std::optional<Ablation> ablation_named(std::string_view name);
 
-// A recorded prefill pass. What it allocates stays the device's until that closes.
+// Room for one layer's experts. It stays the device's until that closes.
+struct ExpandedWeights {
+    Slot<act_t> gate_up{};  // [experts, 2 * inner, hidden]
+    Slot<act_t> down{};     // [experts, hidden, inner]
+};
+
+ExpandedWeights allocate_expanded(Device& device, const Config& config);
+
+// A recorded prefill pass. expanded: for that ablation.
 class AblatedPass {
 public:
-    AblatedPass(Device& device, const Model& model, const Pass& pass, Ablation ablation);
+    AblatedPass(Device& device, const Model& model, const Pass& pass, Ablation ablation,
+                const ExpandedWeights& expanded);
     void run();
 
 private:
@@ -39,8 +48,7 @@ private:
     Device& device_;
     const Model& model_;
     Pass pass_;
-    Slot<act_t> gate_up_{};                        // [experts, 2 * inner, hidden]
-    Slot<act_t> down_{};                           // [experts, hidden, inner]
+    ExpandedWeights expanded_;
     std::vector<std::unique_ptr<Program>> parts_;  // the host puts pairs in order between each two
 };
 

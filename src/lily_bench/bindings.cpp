@@ -1,6 +1,9 @@
 // lily._native.Ablation, for tools/ablation.py and its tests.
 #include "../lily_native/bindings.h"
 
+#include <map>
+#include <memory>
+
 #include "ablation.h"
 #include "session.h"
 
@@ -9,43 +12,45 @@ namespace py = pybind11;
 namespace lily {
 namespace {
 
-// A pass is prepared when it is first needed, and again for another engine or number of rows.
+// The passes of one session, each prepared when it is first needed. Python keeps the session; once its engine is closed
+// it refuses, and nothing here is touched.
 class Ablated {
 public:
-    explicit Ablated(const std::string& name) {
+    Ablated(Session& session, const std::string& name) : session_(session) {
         const std::optional<Ablation> found = ablation_named(name);
         if (!found) throw Error(ErrorKind::kValue, "no ablation is called " + name);
         ablation_ = *found;
     }
 
-    void prefill(Session& session, std::span<const int32_t> ids) {
-        session.prefill_by(ids, [&](Device& device, const Model& model, const Pass& pass) {
-            if (&model != model_ || pass.rows != rows_) pass_.emplace(device, model, pass, ablation_);
-            model_ = &model;
-            rows_ = pass.rows;
-            pass_->run();
+    void prefill(std::span<const int32_t> ids) {
+        session_.prefill_by(ids, [&](Device& device, const Model& model, const Pass& pass) {
+            if (ablation_ == Ablation::kExpandedWeights && expanded_.down.count == 0)
+                expanded_ = allocate_expanded(device, model.config);
+            std::unique_ptr<AblatedPass>& prepared = passes_[pass.rows];
+            if (!prepared) prepared = std::make_unique<AblatedPass>(device, model, pass, ablation_, expanded_);
+            prepared->run();
         });
     }
 
 private:
+    Session& session_;
     Ablation ablation_;
-    std::optional<AblatedPass> pass_;
-    const Model* model_ = nullptr;
-    uint32_t rows_ = 0;
+    ExpandedWeights expanded_;
+    std::map<uint32_t, std::unique_ptr<AblatedPass>> passes_;  // by rows
 };
 
 }  // namespace
 
 void bind_bench(py::module_& m) {
     py::class_<Ablated>(m, "Ablation")
-        .def(py::init<const std::string&>(), py::arg("name"))
+        .def(py::init<Session&, const std::string&>(), py::arg("session"), py::arg("name"), py::keep_alive<1, 2>())
         .def(
             "prefill",
-            [](Ablated& ablated, Session& session, const Ids& ids) {
+            [](Ablated& ablated, const Ids& ids) {
                 const auto from = span_of(ids);
-                without_gil([&] { ablated.prefill(session, from); });
+                without_gil([&] { ablated.prefill(from); });
             },
-            py::arg("session"), py::arg("ids"));
+            py::arg("ids"));
 }
 
 }  // namespace lily

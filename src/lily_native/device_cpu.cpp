@@ -267,8 +267,9 @@ void CpuDevice::split(Stage& stage) {
         for (uint32_t slot = 0; slot < item.launch->kernel->slot_count; ++slot) bytes += item.launch->slots[slot].bytes;
     }
     stage.alone = pool_->size() == 1 || groups <= 1 || bytes <= kInlineBytes;
-    // Many chunks per thread even out threadgroups of unequal length.
-    const uint32_t chunks_per_launch = shuffle_ ? UINT32_MAX : stage.alone ? 1 : pool_->size() * 16;
+    // Many chunks per thread even out threadgroups of unequal length, and spread those of a grid's beginning: of the
+    // tiles of experts, none but the first ones may have work.
+    const uint32_t chunks_per_launch = shuffle_ ? UINT32_MAX : stage.alone ? 1 : pool_->size() * 64;
     for (Item& item : std::span(stage.first, stage.count)) {
         item.first_chunk = stage.chunks;
         item.groups_per_chunk = std::max(1u, (item.groups - 1) / chunks_per_launch + 1);

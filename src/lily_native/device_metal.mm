@@ -35,7 +35,6 @@ constexpr auto kApple10 = static_cast<MTLGPUFamily>(1010);
 constexpr NSOperatingSystemVersion kOldestSystem{15, 0, 0};
 constexpr NSOperatingSystemVersion kTensorSystem{26, 2, 0};
 constexpr auto kLost = "metal: macOS ignores the GPU work of this process after earlier errors; restart the process";
-
 constexpr uint32_t kSimdWidth = 32;
 constexpr uint64_t kArgStride = 256;         // satisfies every GPU's alignment of constant buffers
 constexpr double kBufferSeconds = 0.05;      // of work in one command buffer, so that the screen stays alive
@@ -570,8 +569,9 @@ std::vector<uint32_t> MetalDevice::tile_rows() const {
 
 std::vector<Variant> MetalDevice::variants() const {
     std::vector<Variant> listed;
-    for (size_t i = 0; i < kListedVariantCount; ++i)
-        listed.push_back({&kKernels[kListedVariants[i].kernel], kListedVariants[i].consts});
+    for (const auto& [kernel, consts] : std::span(kListedVariants, kListedVariantCount))
+        if (const_named(kKernels[kernel], consts, "BM").value_or(64) >= tile_rows().front())
+            listed.push_back({&kKernels[kernel], consts});
     return listed;
 }
 

@@ -31,8 +31,8 @@ constexpr uint32_t kWideChunk = 256;
 
 // Rows of a chunk: as asked for, or what suits the device, but no more than a context has.
 uint32_t chunk_of(const EngineOptions& options, const std::string& device) {
-    if (options.chunk != 0) return options.chunk;
-    return std::min(device == "cpu32" ? kWideChunk : kChunk, (options.context + TILE_K - 1) / TILE_K * TILE_K);
+    const uint32_t wanted = options.chunk != 0 ? options.chunk : device == "cpu32" ? kWideChunk : kChunk;
+    return std::min(wanted, (options.context + TILE_K - 1) / TILE_K * TILE_K);
 }
 
 Capacity capacity_of(const EngineOptions& options, const std::string& device, std::vector<uint32_t> tiles) {

@@ -85,6 +85,12 @@ void check_launch(const Launch& launch) {
     for (uint32_t i = 0; i < launch.kernel->slot_count; ++i) check_slot(launch, i, needed[i]);
 }
 
+std::optional<uint32_t> const_named(const KernelInfo& kernel, const Consts& consts, std::string_view name) {
+    for (uint32_t i = 0; i < kernel.const_count; ++i)
+        if (kernel.consts[i].name == name) return consts[i];
+    return std::nullopt;
+}
+
 int variant_score(const KernelInfo& kernel, const uint32_t* variant, const Consts& wanted) {
     int compiled_in = 0;
     for (uint32_t i = 0; i < kernel.const_count; ++i) {

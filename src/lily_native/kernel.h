@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <type_traits>
 
@@ -164,6 +165,9 @@ struct Launch {
 
 // The only check of a launch: buffers, sizes, alignment, consts. Throws kLogic naming kernel and slot.
 void check_launch(const Launch& launch);
+
+// The value of the const of this name, if the kernel has one.
+std::optional<uint32_t> const_named(const KernelInfo& kernel, const Consts& consts, std::string_view name);
 
 // How well a compiled variant fits the consts of a launch: -1 when it cannot run it, else the number of
 // mirrored consts it was compiled for. A device takes the variant of the highest score.

@@ -16,6 +16,8 @@ import lily
 from lily import _native
 from lily.doctor.kernels import multiplies_integers
 
+Ablation: Any = getattr(_native, "Ablation", None)
+
 ROWS = (200, 64, 1)  # more than a tile, a tile, one row; the second and third pass go on from a state
 EXACT = ("none", "host_routing", "state_in_memory")
 Logits = list[npt.NDArray[np.float32]]
@@ -38,12 +40,19 @@ def passes() -> Iterator[npt.NDArray[np.int32]]:
 
 
 def logits_of(native: Any, name: str) -> Logits:
-    """The logits after each pass."""
-    ablations, session = [_native.Ablation(name) for _ in ROWS], native.session()
-    made = []
-    for ablation, ids in zip(ablations, passes(), strict=True):
-        ablation.prefill(session, ids)
+    """The logits after each pass; all again, in the other order, with the passes that are prepared then."""
+    session = native.session()
+    ablation, made = Ablation(session, name), []
+    for ids in passes():
+        ablation.prefill(ids)
         made.append(session.logits())
+    for ids in reversed(list(passes())):
+        session.reset()
+        ablation.prefill(ids)
+    session.reset()
+    for ids, before in zip(passes(), made, strict=True):
+        ablation.prefill(ids)
+        assert session.logits().tobytes() == before.tobytes()
     session.close()
     return made
 
@@ -86,13 +95,31 @@ def test_expanded_weights__are_those_of_the_tiles(device: str, expected: Logits)
                 assert mine.tobytes() == theirs.tobytes()
 
 
-def test_ablation__unknown_name() -> None:
-    with pytest.raises(ValueError, match="no ablation is called tiles"):
-        _native.Ablation("tiles")
-
-
-def test_ablation__more_rows_than_a_chunk(device: str) -> None:
+def test_ablation__wrong_arguments(device: str) -> None:
     with engine_with(device) as native:
         session = native.session()
+        with pytest.raises(ValueError, match="no ablation is called tiles"):
+            Ablation(session, "tiles")
         with pytest.raises(ValueError, match="more tokens than prefill_chunk"):
-            _native.Ablation("none").prefill(session, np.zeros(257, np.int32))
+            Ablation(session, "none").prefill(np.zeros(257, np.int32))
+
+
+def test_ablation__variant_that_is_missing_is_said_each_time(device: str) -> None:
+    if device == "metal":
+        pytest.skip("it compiles any variant")
+    with engine_with(device, tile=16) as native:
+        session = native.session()
+        ablation = Ablation(session, "expanded_weights")
+        for _ in range(2):
+            with pytest.raises(lily.LilyError, match="expanded_mm_gate_up is not compiled"):
+                ablation.prefill(np.zeros(8, np.int32))
+
+
+def test_ablation__closed_engine_is_said(device: str) -> None:
+    with engine_with(device) as native:
+        session = native.session()
+        ablation = Ablation(session, "none")
+        ablation.prefill(np.zeros(8, np.int32))
+    del native, session
+    with pytest.raises(lily.LilyError, match="closed"):
+        ablation.prefill(np.zeros(8, np.int32))

@@ -18,6 +18,7 @@ from lily.bench.machine import versions_of
 Progress = Callable[[str, str, int, int], object]  # what is done, unit, done, total
 
 _LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
+_LEAST_CONTEXT = 4096  # an engine with less room could have smaller chunks than usual
 _WORDS = 4000  # prompts are made of the ids below: plain words of every vocabulary
 
 
@@ -67,7 +68,7 @@ class LilyRunner:
             model,
             device=device,
             threads=threads,
-            context=context,
+            context=max(context, _LEAST_CONTEXT),
             max_sessions=2,
             progress=loaded,
         )
