@@ -33,7 +33,7 @@ from lily.bench.synthetic import full_size, layers_of, synthetic_checkpoint
 from lily.cli.options import whole
 from lily.engine import DEVICES, MAX_CHUNK
 
-Ablation: Any = getattr(_native, "Ablation", None)  # in builds for benchmarks only
+Ablation: Any = getattr(_native, "_Ablation", None)  # in builds for benchmarks only
 
 PRESENT, AGAIN, SMALL_TILES, SMALL = "as it is", "as it is, again", "16-row tiles", 16
 # What is left out, and the gains of the published Lily (Perplexity, 2026; M5 Max): tokens, percent.

@@ -1,4 +1,4 @@
-// lily._native.Ablation, for tools/ablation.py and its tests.
+// lily._native._Ablation, for tools/ablation.py and its tests.
 #include "../lily_native/bindings.h"
 
 #include <map>
@@ -42,7 +42,7 @@ private:
 }  // namespace
 
 void bind_bench(py::module_& m) {
-    py::class_<Ablated>(m, "Ablation")
+    py::class_<Ablated>(m, "_Ablation")
         .def(py::init<Session&, const std::string&>(), py::arg("session"), py::arg("name"), py::keep_alive<1, 2>())
         .def(
             "prefill",

@@ -16,7 +16,7 @@ import lily
 from lily import _native
 from lily.doctor.kernels import multiplies_integers
 
-Ablation: Any = getattr(_native, "Ablation", None)
+Ablation: Any = getattr(_native, "_Ablation", None)
 
 ROWS = (200, 64, 1)  # more than a tile, a tile, one row; the second and third pass go on from a state
 EXACT = ("none", "host_routing", "state_in_memory")
