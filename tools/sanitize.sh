@@ -4,12 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 out=build/sanitize
-"$BIN/cmake" -S . -B $out -G Ninja -DCMAKE_MAKE_PROGRAM="$BIN/ninja" -DPython_EXECUTABLE="$BIN/python" \
-    -Dpybind11_DIR="$("$BIN/python" -m pybind11 --cmakedir)" -DLILY_SANITIZE=address,undefined >$out.log 2>&1 ||
-    { cat $out.log; exit 1; }
-"$BIN/cmake" --build $out --parallel "$JOBS"
-"$BIN/cmake" --install $out --prefix $out/root >/dev/null
-cp -R python/lily/. $out/root/lily/
+sh tools/build.sh $out -DLILY_SANITIZE=address,undefined
 preload=$("${CXX:-c++}" -print-file-name=libasan.so):$("${CXX:-c++}" -print-file-name=libubsan.so)
 LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 \
     UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 PYTHONPATH=$out/root PYTHONMALLOC=malloc \

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels.gen.h"
-
 namespace lily {
 
 std::optional<Ablation> ablation_named(std::string_view name) {
@@ -32,12 +30,12 @@ AblatedPass::AblatedPass(Device& device, const Model& model, const Pass& pass, A
 
 // Records the launches again, in an order that keeps what they need of each other, without what is left out.
 Recorder AblatedPass::record(const Plan& plan, Ablation ablation) {
-    const State& s = model_.state;
     Recorder run;
     for (const Launch& launch : plan.launches) {
         const std::string_view kernel = launch.kernel->name;
         run.scope(launch.label, launch.layer);
         if (ablation == Ablation::kHostRouting && kernel == "moe_histogram") {
+            std::memcpy(&order_, launch.args.data(), sizeof(order_));
             end_part(run);
         } else if (ablation == Ablation::kHostRouting && (kernel == "moe_scan" || kernel == "moe_scatter")) {
             continue;
@@ -46,16 +44,9 @@ Recorder AblatedPass::record(const Plan& plan, Ablation ablation) {
         } else if (ablation == Ablation::kExpandedWeights && kernel == "expert_mm_down") {
             expand_down(run, launch);
         } else if (ablation == Ablation::kStateInMemory && kernel == "delta_scan") {
-            const Config& c = model_.config;
-            run(k::delta_scan_memory{.qkv = s.qkv,
-                                     .gates = s.gates,
-                                     .step = s.step,
-                                     .state = s.layers[launch.layer].delta,
-                                     .y = s.mixed,
-                                     .args = {.rows = pass_.rows,
-                                              .sessions = model_.capacity.sessions,
-                                              .key_heads = c.delta_key_heads,
-                                              .value_heads = c.delta_value_heads}});
+            Launch in_memory = launch;  // of the same slots and args
+            in_memory.kernel = find_kernel("delta_scan_memory");
+            run.add(in_memory);
         } else {
             run.add(launch);
         }
@@ -63,38 +54,36 @@ Recorder AblatedPass::record(const Plan& plan, Ablation ablation) {
     return run;
 }
 
-void AblatedPass::expand_gate_up(Recorder& run, const Launch& launch) {
+k::expanded_mm_args AblatedPass::expand(Recorder& run, const Quant& w, Slot<act_t> to, uint32_t n) const {
+    run(k::expand_weights{.w = w.w, .scales = w.scales, .biases = w.biases, .y = to, .args = {.n = w.n, .k = w.k}});
     const Config& c = model_.config;
-    const State& s = model_.state;
-    const Quant& w = model_.weights.layers[launch.layer].moe.gate_up;
-    run(k::expand_weights{
-        .w = w.w, .scales = w.scales, .biases = w.biases, .y = expanded_.gate_up, .args = {.n = w.n, .k = w.k}});
-    run(k::expanded_mm_gate_up{
-        .x = s.h,
-        .pairs = s.pairs,
-        .tiles = s.expert_tiles,
-        .tile_count = s.tile_count,
-        .w = expanded_.gate_up,
-        .h = s.expert_h,
-        .args = {.rows = pass_.rows, .used = c.experts_used, .experts = c.experts, .n = c.inner, .k = c.hidden},
-        .consts = {.BM = launch.consts[0]}});
+    return {.rows = pass_.rows, .used = c.experts_used, .experts = c.experts, .n = n, .k = w.k};
 }
 
-void AblatedPass::expand_down(Recorder& run, const Launch& launch) {
-    const Config& c = model_.config;
+void AblatedPass::expand_gate_up(Recorder& run, const Launch& launch) const {
+    const State& s = model_.state;
+    const Quant& w = model_.weights.layers[launch.layer].moe.gate_up;
+    run(k::expanded_mm_gate_up{.x = s.h,
+                               .pairs = s.pairs,
+                               .tiles = s.expert_tiles,
+                               .tile_count = s.tile_count,
+                               .w = expanded_.gate_up,
+                               .h = s.expert_h,
+                               .args = expand(run, w, expanded_.gate_up, model_.config.inner),
+                               .consts = {.BM = launch.consts[0]}});
+}
+
+void AblatedPass::expand_down(Recorder& run, const Launch& launch) const {
     const State& s = model_.state;
     const Quant& w = model_.weights.layers[launch.layer].moe.down;
-    run(k::expand_weights{
-        .w = w.w, .scales = w.scales, .biases = w.biases, .y = expanded_.down, .args = {.n = w.n, .k = w.k}});
-    run(k::expanded_mm_down{
-        .h = s.expert_h,
-        .pairs = s.pairs,
-        .tiles = s.expert_tiles,
-        .tile_count = s.tile_count,
-        .w = expanded_.down,
-        .y = s.expert_y,
-        .args = {.rows = pass_.rows, .used = c.experts_used, .experts = c.experts, .n = c.hidden, .k = c.inner},
-        .consts = {.BM = launch.consts[0]}});
+    run(k::expanded_mm_down{.h = s.expert_h,
+                            .pairs = s.pairs,
+                            .tiles = s.expert_tiles,
+                            .tile_count = s.tile_count,
+                            .w = expanded_.down,
+                            .y = s.expert_y,
+                            .args = expand(run, w, expanded_.down, model_.config.hidden),
+                            .consts = {.BM = launch.consts[0]}});
 }
 
 void AblatedPass::end_part(Recorder& run) {
@@ -117,16 +106,15 @@ T* AblatedPass::at(Slot<T> slot) const {
 
 // What moe_histogram, moe_scan and moe_scatter do: pairs in order of their experts, and the map of tiles.
 void AblatedPass::order_pairs() {
-    const Config& c = model_.config;
     const State& s = model_.state;
-    const uint32_t count = at(s.step)->rows * c.experts_used;
-    const uint32_t tile = model_.capacity.tile(pass_.rows * c.experts_used / c.experts);
+    const uint32_t experts = order_.experts, tile = order_.tile;
+    const uint32_t count = at(s.step)->rows * order_.used;
     const uint32_t* ids = at(s.expert_ids);
-    std::vector<uint32_t> totals(c.experts), places(c.experts);
+    std::vector<uint32_t> totals(experts), places(experts);
     for (uint32_t i = 0; i < count; ++i) ++totals[ids[i]];
     uint4* tiles = at(s.expert_tiles);
     uint32_t first = 0, tile_count = 0;
-    for (uint32_t e = 0; e < c.experts; ++e) {
+    for (uint32_t e = 0; e < experts; ++e) {
         places[e] = first;
         for (uint32_t done = 0; done < totals[e]; done += tile)
             tiles[tile_count++] = {e, first + done, std::min(tile, totals[e] - done), 0};

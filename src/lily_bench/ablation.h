@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device.h"
+#include "kernels.gen.h"
 #include "model.h"
 
 namespace lily {
@@ -38,8 +39,10 @@ public:
 
 private:
     Recorder record(const Plan& plan, Ablation ablation);
-    void expand_gate_up(Recorder& run, const Launch& launch);
-    void expand_down(Recorder& run, const Launch& launch);
+    // Records the expansion of a matrix; returns the args of the product by it, which has n columns an expert.
+    k::expanded_mm_args expand(Recorder& run, const Quant& w, Slot<act_t> to, uint32_t n) const;
+    void expand_gate_up(Recorder& run, const Launch& launch) const;
+    void expand_down(Recorder& run, const Launch& launch) const;
     void end_part(Recorder& run);
     void order_pairs();
     template <class T>
@@ -49,6 +52,7 @@ private:
     const Model& model_;
     Pass pass_;
     ExpandedWeights expanded_;
+    k::moe_order_args order_{};                    // of the launches that the host stands in for
     std::vector<std::unique_ptr<Program>> parts_;  // the host puts pairs in order between each two
 };
 

@@ -25,6 +25,9 @@ public:
     virtual ~Program() = default;
 };
 
+// Rows of the matrix tiles of devices with simdgroups, ascending; no device has fewer.
+inline constexpr uint32_t kGpuTileRows[] = {8, 32, 64};
+
 // Counts submissions; 0 comes before the first.
 using Ticket = uint64_t;
 
@@ -68,7 +71,7 @@ public:
     // Facts for people and bug reports, in display order.
     virtual std::vector<std::pair<std::string, std::string>> info() const = 0;
     // Rows of the matrix tiles that this device multiplies well, ascending; the model picks GEMM variants by them.
-    virtual std::vector<uint32_t> tile_rows() const = 0;
+    virtual std::span<const uint32_t> tile_rows() const = 0;
     // Variants that tests should run: all there are, or a selection where any can be compiled.
     virtual std::vector<Variant> variants() const = 0;
 };

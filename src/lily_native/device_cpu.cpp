@@ -139,7 +139,7 @@ public:
     uint32_t queue_depth() const override { return 1; }
     std::string name() const override { return object_->width == 1 ? "cpu" : "cpu32"; }
     std::vector<std::pair<std::string, std::string>> info() const override;
-    std::vector<uint32_t> tile_rows() const override;
+    std::span<const uint32_t> tile_rows() const override;
     std::vector<Variant> variants() const override;
 
 private:
@@ -329,10 +329,10 @@ std::vector<std::pair<std::string, std::string>> CpuDevice::info() const {
             {"simd_width", std::to_string(object_->width)}};
 }
 
-// Width 1 visits the rows that there are; the other has the heights of a GPU.
-std::vector<uint32_t> CpuDevice::tile_rows() const {
-    if (object_->width == 1) return {64};
-    return {8, 32, 64};
+// Width 1 visits the rows that there are, so its tiles need but one height.
+std::span<const uint32_t> CpuDevice::tile_rows() const {
+    const std::span<const uint32_t> all = kGpuTileRows;
+    return object_->width == 1 ? all.last(1) : all;
 }
 
 std::vector<Variant> CpuDevice::variants() const {

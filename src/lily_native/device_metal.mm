@@ -106,7 +106,7 @@ public:
     uint32_t queue_depth() const override { return trace_ ? 1 : 2; }
     std::string name() const override { return "metal"; }
     std::vector<std::pair<std::string, std::string>> info() const override;
-    std::vector<uint32_t> tile_rows() const override;
+    std::span<const uint32_t> tile_rows() const override;
     std::vector<Variant> variants() const override;
 
 private:
@@ -563,8 +563,8 @@ std::vector<std::pair<std::string, std::string>> MetalDevice::info() const {
 }
 
 // Tensor operations are not known to take fewer rows than 32.
-std::vector<uint32_t> MetalDevice::tile_rows() const {
-    return tensor_ops_ ? std::vector<uint32_t>{32, 64} : std::vector<uint32_t>{8, 32, 64};
+std::span<const uint32_t> MetalDevice::tile_rows() const {
+    return std::span(kGpuTileRows).subspan(tensor_ops_ ? 1 : 0);
 }
 
 std::vector<Variant> MetalDevice::variants() const {

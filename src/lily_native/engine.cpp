@@ -35,11 +35,13 @@ uint32_t chunk_of(const EngineOptions& options, const std::string& device) {
     return std::min(wanted, (options.context + TILE_K - 1) / TILE_K * TILE_K);
 }
 
-Capacity capacity_of(const EngineOptions& options, const std::string& device, std::vector<uint32_t> tiles) {
+// Before a device exists, plans of memory take a GPU's tiles, the lowest, and are upper bounds.
+Capacity capacity_of(const EngineOptions& options, const std::string& device, std::span<const uint32_t> tiles) {
+    if (options.tile != 0) tiles = {&options.tile, 1};
     return {.context = options.context,
             .chunk = chunk_of(options, device),
             .sessions = options.sessions,
-            .tiles = options.tile != 0 ? std::vector<uint32_t>{options.tile} : std::move(tiles)};
+            .tiles = {tiles.begin(), tiles.end()}};
 }
 
 uint64_t sum(const std::vector<uint64_t>& sizes) {
@@ -88,9 +90,6 @@ std::string gib(uint64_t bytes) {
     std::snprintf(text, sizeof(text), "%.2f GiB", static_cast<double>(bytes) / (1u << 30));
     return text;
 }
-
-// The tiles of a GPU; no device has smaller ones, so plans of memory made before a device exists are upper bounds.
-const std::vector<uint32_t> kTiles = {8, 32, 64};
 
 // The file range that fills one target; throws kCheckpoint when the header promised something else.
 void add_jobs(std::vector<ReadJob>& jobs, const TensorTarget& target, const TensorSource& source, uint32_t file,
@@ -148,7 +147,7 @@ std::string choose_device(const EngineOptions& options) {
 
 MemoryPlan plan_memory(const Config& config, const EngineOptions& options) {
     check_config(config);
-    return memory_of(config, capacity_of(options, choose_device(options), kTiles));
+    return memory_of(config, capacity_of(options, choose_device(options), kGpuTileRows));
 }
 
 Pass decode_pass(const Capacity& capacity, uint32_t position) {
@@ -161,7 +160,7 @@ Pass decode_pass(const Capacity& capacity, uint32_t position) {
 // A model whose plans can be recorded and not run. Its tiles are those of a GPU.
 static Model model_without_memory(const Config& config, const EngineOptions& options) {
     check_config(config);
-    const Capacity capacity = capacity_of(options, choose_device(options), kTiles);
+    const Capacity capacity = capacity_of(options, choose_device(options), kGpuTileRows);
     // Any numbers will do for buffers that nobody allocates, as long as they differ.
     Carver weights(kNoLimit, {{0}}), kv(kNoLimit, {{1}}), recurrent(kNoLimit, {{2}}), logits(kNoLimit, {{3}});
     Carver scratch(kNoLimit, {{4}});
@@ -178,8 +177,9 @@ static std::vector<Plan> typical_plans(const Model& model) {
     std::vector<Plan> plans;
     plans.push_back(record_body(model, {.decode = true, .rows = 1, .blocks = 1}));
     if (blocks > 1) plans.push_back(record_body(model, {.decode = true, .rows = 1, .blocks = blocks}));
-    for (uint32_t rows : kPrefillRows)
-        if (rows < chunk) plans.push_back(record_body(model, {.decode = false, .rows = rows, .blocks = 1}));
+    if (model.capacity.tiles.size() > 1)  // else the rows make no difference
+        for (uint32_t rows : kPrefillRows)
+            if (rows < chunk) plans.push_back(record_body(model, {.decode = false, .rows = rows, .blocks = 1}));
     plans.push_back(record_body(model, {.decode = false, .rows = chunk, .blocks = 1}));
     for (const Tail kind : {Tail::kGreedy, Tail::kAdjustedGreedy, Tail::kSampled})
         plans.push_back(record_tail(model, kind));
