@@ -16,6 +16,7 @@ struct attention_args {
     uint pages;
     uint session_pages;
     uint blocks;
+    uint block;  // tokens of one
     float eps;
 };
 
@@ -53,6 +54,10 @@ inline void attend_range(thread attend<GROUP>& a, device bfloat* k_cache, device
                          uint simd) {
     for (uint t = first + simd * RUN; t < last; t += SIMDS * RUN) {
         const uint at = (cache_row(table, t) * kv_heads + kv_head) * HEAD_DIM;
+        if (t + SIMDS * RUN < last) {
+            const uint next = (cache_row(table, t + SIMDS * RUN) * kv_heads + kv_head) * HEAD_DIM;
+            rows_soon(k_cache + next, v_cache + next, kv_heads * HEAD_DIM, lane);
+        }
         a.tokens(k_cache + at, v_cache + at, kv_heads * HEAD_DIM, RUN == 1 ? 1 : min(RUN, last - t), lane);
     }
 }
@@ -117,6 +122,7 @@ KERNEL(attention_decode, 8)(
     attend<GROUP> a;
     a.begin(q, lane);
     attend_range<GROUP, SIMDS>(a, k_cache, v_cache, table, args.kv_heads, kv_head, 0, position + 1, lane, simd);
+    UNROLL_TILE
     for (uint h = 0; h < GROUP; h++) {
         const float2 stat = attend_merge<GROUP, SIMDS>(a, h, part, stats, out, tid, lane, simd);
         const uint head = kv_head * GROUP + h;
@@ -127,14 +133,14 @@ KERNEL(attention_decode, 8)(
     outputs_follow();
 }
 
-// attention_blocks: as attention_decode for one block of KV_BLOCK tokens; leaves unnormalised sums for the merge.
+// attention_blocks: as attention_decode for one block of tokens; leaves unnormalised sums for the merge.
 //   grid: (kv_heads, blocks, 1)
 //   const: GROUP <= 8
 //   bytes: proj = kv_heads * (GROUP + 2) * HEAD_DIM * 4
 //   bytes: k_cache = kv_heads * HEAD_DIM * 2
 //   bytes: v_cache = kv_heads * HEAD_DIM * 2
-//   reads: k_cache = blocks * KV_BLOCK * kv_heads * HEAD_DIM * 2
-//   reads: v_cache = blocks * KV_BLOCK * kv_heads * HEAD_DIM * 2
+//   reads: k_cache = blocks * block * kv_heads * HEAD_DIM * 2
+//   reads: v_cache = blocks * block * kv_heads * HEAD_DIM * 2
 //   used: encode_attention_row
 template <uint GROUP>
 KERNEL(attention_blocks, 8)(
@@ -157,9 +163,9 @@ KERNEL(attention_blocks, 8)(
     SHARED float part[SIMDS * HEAD_DIM];
     SHARED float local_stats[SIMDS * 2];
     SHARED float out[HEAD_DIM];
-    const uint kv_head = group.x, first = group.y * KV_BLOCK;
+    const uint kv_head = group.x, first = group.y * args.block;
     inputs_ready();
-    const uint position = step->position, last = min(first + KV_BLOCK, position + 1);
+    const uint position = step->position, last = min(first + args.block, position + 1);
     if (first > position) return;
     device const uint* table = page_table + step->session * args.session_pages;
     const uint own = (cache_row(table, position) * args.kv_heads + kv_head) * HEAD_DIM;
@@ -168,6 +174,7 @@ KERNEL(attention_blocks, 8)(
     attend<GROUP> a;
     a.begin(q, lane);
     attend_range<GROUP, SIMDS>(a, k_cache, v_cache, table, args.kv_heads, kv_head, first, last, lane, simd);
+    UNROLL_TILE
     for (uint h = 0; h < GROUP; h++) {
         const float2 stat = attend_merge<GROUP, SIMDS>(a, h, part, local_stats, out, tid, lane, simd);
         const uint at = (group.y * args.kv_heads + kv_head) * GROUP + h;
@@ -184,6 +191,7 @@ struct attention_merge_args {
     uint kv_heads;
     uint proj_dim;
     uint blocks;
+    uint block;
 };
 
 // attention_merge: one threadgroup joins the blocks of one head and gates the result.
@@ -201,21 +209,34 @@ KERNEL(attention_merge, 8)(
     constant attention_merge_args& args  [[buffer(5)]],
     GRID)
 {
-    constexpr uint THREADS = simdgroups(8) * SIMD_WIDTH;
+    constexpr uint SIMDS = simdgroups(8), THREADS = SIMDS * SIMD_WIDTH;
+    SHARED float part[SIMDS * HEAD_DIM];
+    SHARED float weights[SIMDS];
     SHARED float out[HEAD_DIM];
     inputs_ready();
-    const uint head = group.x, heads = args.kv_heads * GROUP, blocks = step->position / KV_BLOCK + 1;
+    const uint head = group.x, heads = args.kv_heads * GROUP, blocks = step->position / args.block + 1;
     device const float* gates = proj + (head * 2 + 1) * HEAD_DIM;
-    float most = -INFINITY, sum = 0;
-    for (uint b = 0; b < blocks; b++) most = max(most, stats[(b * heads + head) * 2]);
-    for (uint d = tid; d < HEAD_DIM; d += THREADS) out[d] = 0;
-    for (uint b = 0; b < blocks; b++) {
+    float most = -INFINITY, sum = 0, own[LANE_DIMS];
+    for (uint b = lane; b < blocks; b += SIMD_WIDTH) most = max(most, stats[(b * heads + head) * 2]);
+    most = simd_max(most);
+    for (uint i = 0; i < LANE_DIMS; i++) own[i] = 0;
+    for (uint b = simd; b < blocks; b += SIMDS) {
         const uint at = b * heads + head;
         const float weight = precise::exp(stats[at * 2] - most);
         sum = fma(stats[at * 2 + 1], weight, sum);
-        for (uint d = tid; d < HEAD_DIM; d += THREADS) out[d] = fma(sums[at * HEAD_DIM + d], weight, out[d]);
+        device const float* from = sums + at * HEAD_DIM + lane * LANE_DIMS;
+        for (uint i = 0; i < LANE_DIMS; i++) own[i] = fma(from[i], weight, own[i]);
     }
-    for (uint d = tid; d < HEAD_DIM; d += THREADS) out[d] = out[d] / sum * sigmoid(gates[d]);
+    for (uint i = 0; i < LANE_DIMS; i++) part[simd * HEAD_DIM + lane * LANE_DIMS + i] = own[i];
+    if (lane == 0) weights[simd] = sum;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    sum = 0;
+    for (uint s = 0; s < SIMDS; s++) sum += weights[s];
+    for (uint d = tid; d < HEAD_DIM; d += THREADS) {
+        float total = 0;
+        for (uint s = 0; s < SIMDS; s++) total += part[s * HEAD_DIM + d];
+        out[d] = total / sum * sigmoid(gates[d]);
+    }
     store_shared_acts(y + head * HEAD_DIM, out, HEAD_DIM, tid, THREADS);
     outputs_follow();
 }

@@ -29,13 +29,15 @@ struct delta_prepare_args {
     uint a;  // column of proj where a begins; b follows it
 };
 
-// delta_prepare: one simdgroup normalises one q or k head of one row in place; the last one makes the row's gates.
-//   grid: (2 * key_heads + 1, rows, 1)
+constexpr uint prepared_heads() { return simdgroups(4); }  // of a threadgroup
+
+// delta_prepare: each simdgroup normalises one q or k head of a row in place; one more makes the row's gates.
+//   grid: ((2 * key_heads + prepared_heads()) / prepared_heads(), rows, 1)
 //   bytes: qkv = 2 * rows * key_heads * DELTA_DIM * 4
 //   reads: qkv = 2 * rows * key_heads * DELTA_DIM * 4
 //   bytes: proj = 2 * rows * value_heads * 4
 //   used: encode_delta_rows
-KERNEL(delta_prepare, 1)(
+KERNEL(delta_prepare, 4)(
     device const float*          proj    [[buffer(0)]],  // [rows, proj_dim]
     device const float*          a_log   [[buffer(1)]],  // [value_heads]
     device const bfloat*         dt_bias [[buffer(2)]],  // [value_heads]
@@ -46,11 +48,11 @@ KERNEL(delta_prepare, 1)(
     GRID)
 {
     inputs_ready();
-    const uint row = group.y;
-    if (row >= step->rows) return;
-    if (group.x < 2 * args.key_heads) {
-        device float* x = qkv + (row * (2 * args.key_heads + args.value_heads) + group.x) * DELTA_DIM;
-        to_unit_length(x, group.x < args.key_heads ? precise::rsqrt(float(DELTA_DIM)) : 1.0f, lane);
+    const uint row = group.y, head = group.x * prepared_heads() + simd;
+    if (row >= step->rows || head > 2 * args.key_heads) return;
+    if (head < 2 * args.key_heads) {
+        device float* x = qkv + (row * (2 * args.key_heads + args.value_heads) + head) * DELTA_DIM;
+        to_unit_length(x, head < args.key_heads ? precise::rsqrt(float(DELTA_DIM)) : 1.0f, lane);
         return;
     }
     device const float* a = proj + row * args.proj_dim + args.a;
@@ -83,21 +85,21 @@ KERNEL(delta_scan, 4)(
     constant delta_args&    args  [[buffer(5)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(4);
-    const uint head = group.y, row = (group.x * SIMDS + simd) * DELTA_ROWS;
+    const uint head = group.y, first = group.x * delta_simds() * DELTA_ROWS, row = first + simd * DELTA_ROWS;
     const uint key_head = head / (args.value_heads / args.key_heads);
-    const uint stride = (2 * args.key_heads + args.value_heads) * DELTA_DIM;
+    const delta_stream from = {qkv + key_head * DELTA_DIM,
+                               qkv + (args.key_heads + key_head) * DELTA_DIM,
+                               qkv + (2 * args.key_heads + head) * DELTA_DIM + first,
+                               gates + head * 2,
+                               y + head * DELTA_DIM + first,
+                               (2 * args.key_heads + args.value_heads) * DELTA_DIM,
+                               args.value_heads * 2,
+                               args.value_heads * DELTA_DIM};
     inputs_ready();
     delta_rows<DELTA_ROWS> s;
     s.load(state + ((state_now(step) * args.value_heads + head) * DELTA_DIM + row) * DELTA_DIM, step->position == 0,
            lane);
-    for (uint t = 0; t < step->rows; t++) {
-        device const float* x = qkv + t * stride;
-        device const float* gate = gates + (t * args.value_heads + head) * 2;
-        s.update(x + key_head * DELTA_DIM, x + (args.key_heads + key_head) * DELTA_DIM,
-                 x + (2 * args.key_heads + head) * DELTA_DIM + row, float2(gate[0], gate[1]),
-                 y + (t * args.value_heads + head) * DELTA_DIM + row, lane);
-    }
+    delta_steps<DELTA_ROWS>(s, from, step->rows, tid, lane, simd);
     s.store(state + ((state_next(step) * args.value_heads + head) * DELTA_DIM + row) * DELTA_DIM, lane);
     outputs_follow();
 }
@@ -159,6 +161,10 @@ KERNEL(delta_mix, 16)(
     const uint head = group.x, sharing = args.value_heads / args.key_heads, key_head = head / sharing;
     inputs_ready();
     const bool fresh = step->position == 0;
+    device float* now = state + (state_now(step) * args.value_heads + head) * DELTA_DIM * DELTA_DIM;
+    device float* next = state + (state_next(step) * args.value_heads + head) * DELTA_DIM * DELTA_DIM;
+    delta_rows<AT_ONCE> s;
+    s.load(now + simd * OWN * DELTA_DIM, fresh, lane);  // takes longest to come
     for (uint p = 0; p < 3; p++) {
         const uint at = (p == 2 ? 2 * args.key_heads + head : p * args.key_heads + key_head) * DELTA_DIM;
         // Value heads share the channels of a key head; the first of them carries those on.
@@ -173,11 +179,11 @@ KERNEL(delta_mix, 16)(
     device const float* a = proj + args.a;
     const float2 gate = delta_gates(a[head], a[args.value_heads + head], a_log[head], float(dt_bias[head]));
     for (uint r = simd * OWN; r < (simd + 1) * OWN; r += AT_ONCE) {
-        delta_rows<AT_ONCE> s;
-        s.load(state + ((state_now(step) * args.value_heads + head) * DELTA_DIM + r) * DELTA_DIM, fresh, lane);
+        if (r > simd * OWN) s.load(now + r * DELTA_DIM, fresh, lane);
         s.update(qkv, qkv + DELTA_DIM, qkv + 2 * DELTA_DIM + r, gate, mixed + r, lane);
-        s.store(state + ((state_next(step) * args.value_heads + head) * DELTA_DIM + r) * DELTA_DIM, lane);
+        s.store(next + r * DELTA_DIM, lane);
     }
+    outputs_follow();
     threadgroup_barrier(mem_flags::mem_threadgroup);
     device const float* z = proj + args.z + head * DELTA_DIM;
     const float squares = simd_sum(lane_squares(mixed, DELTA_DIM, lane, SIMD_WIDTH));
@@ -185,5 +191,4 @@ KERNEL(delta_mix, 16)(
     // Into qkv, because other simdgroups may still be at their squares.
     for (uint i = tid; i < DELTA_DIM; i += THREADS) qkv[i] = mixed[i] * scale * float(norm[i]) * silu(z[i]);
     store_shared_acts(y + head * DELTA_DIM, qkv, DELTA_DIM, tid, THREADS);
-    outputs_follow();
 }

@@ -2,9 +2,28 @@
 #pragma once
 #include "lily.h"
 
+#ifndef LILY_SHAPES
 constant constexpr uint DELTA_ROWS = SIMD_WIDTH == 1 ? 8 : 4;  // value rows of a simdgroup of delta_scan
+#endif
 constexpr uint delta_simds() { return simdgroups(4); }
 constexpr uint delta_groups() { return DELTA_DIM / (DELTA_ROWS * delta_simds()); }
+
+// Where the tokens of one head are: token t's at q + t * stride and so on. v and y begin at a threadgroup's first value
+// row; gates are {g, beta}.
+struct delta_stream {
+    device const float* q;
+    device const float* k;
+    device const float* v;
+    device const float* gates;
+    device float* y;
+    uint stride;
+    uint gate_stride;
+    uint y_stride;
+};
+
+#ifdef LILY_DELTA_HEADER
+#include LILY_DELTA_HEADER
+#endif
 
 #ifndef LILY_TUNED_DELTA
 constant constexpr uint DELTA_KEYS = DELTA_DIM / SIMD_WIDTH;  // keys of a lane
@@ -36,4 +55,17 @@ template <uint ROWS> struct delta_rows {
         }
     }
 };
+#endif
+
+// All tokens of a head, for a threadgroup whose simdgroups have ROWS value rows each.
+#ifndef LILY_TUNED_DELTA_STEPS
+template <uint ROWS>
+inline void delta_steps(thread delta_rows<ROWS>& s, const thread delta_stream& from, uint rows, uint /*tid*/, uint lane,
+                        uint simd) {
+    for (uint t = 0; t < rows; t++) {
+        device const float* gate = from.gates + t * from.gate_stride;
+        s.update(from.q + t * from.stride, from.k + t * from.stride, from.v + t * from.stride + simd * ROWS,
+                 float2(gate[0], gate[1]), from.y + t * from.y_stride + simd * ROWS, lane);
+    }
+}
 #endif

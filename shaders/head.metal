@@ -31,13 +31,15 @@ KERNEL(head_logits, 8)(
 {
     constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K), SPLIT = mv_split(K);
     SHARED float part[SIMDS * MV_ROWS];
+    const uint k = K ? K : args.hidden, first = group.x * ROWS, left = args.vocab - first;
+    mv_ahead<4, SPLIT> ahead;
+    ahead.begin(w, scales, biases, k, first, left, lane, simd);
     inputs_ready();
-    const uint first = group.x * ROWS, left = args.vocab - first;
-    mv_partials<4, SPLIT>(x, w, scales, biases, K ? K : args.hidden, first, left, part, lane, simd);
+    mv_finish(ahead, x, w, scales, biases, k, first, left, part, lane, simd);
+    outputs_follow();
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = tid; i < min(ROWS, left); i += SIMDS * SIMD_WIDTH)
         logits[state_next(step) * args.vocab + first + i] = mv_row<SPLIT>(part, i);
-    outputs_follow();
 }
 
 // head_reduce: one threadgroup finds the statistics {largest, sum of exp} and the argmax of VOCAB_BLOCK logits.
@@ -86,10 +88,10 @@ KERNEL(head_pick, 1)(
     GRID)
 {
     inputs_ready();
-    if (tid != 0) return;
     const uint blocks = (args.vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK;
-    const logit_stats raw = join_stats(stats, indices, blocks, 1.0f);
-    const uint token = min(join_stats(choice_stats, choice_indices, blocks, 1.0f).index, args.vocab - 1);
+    const logit_stats raw = join_stats(stats, indices, blocks, 1.0f, lane);
+    const uint token = min(join_stats(choice_stats, choice_indices, blocks, 1.0f, lane).index, args.vocab - 1);
+    if (tid != 0) return;
     const float logit = logits[state_next(step) * args.vocab + token];
     finish_step(step, tokens, ring, token, logit - raw.most - precise::log(raw.sum));
     outputs_follow();

@@ -21,16 +21,25 @@ constexpr uint simdgroups(uint n) { return n; }
 
 #include "shape.h"
 
+#ifdef LILY_SHAPES
+#include LILY_SHAPES
+#endif
+
 // Half saturates, bfloat has the range of float; what is not a number stays so, and shows.
 template <class T> inline T narrowed(float v) { return T(v); }
 template <> inline half narrowed<half>(float v) { return half(v != v ? v : clamp(v, -65504.0f, 65504.0f)); }
 inline act_t to_act(float v) { return narrowed<act_t>(v); }
 
-// Called before a launch's first dependent read and after its last one. They let a device overlap the start of a launch
-// with the end of the one before; on Metal and the CPU they are nothing.
+// Called before a launch's first dependent read, and when little of it is left to do. They let a device overlap the
+// start of a launch with the end of the one before; on Metal and the CPU they are nothing.
 #ifndef LILY_TUNED_OVERLAP
 inline void inputs_ready() {}
 inline void outputs_follow() {}
+#endif
+
+// Weights that a launch will read once its inputs are ready; a thread's share of n values.
+#ifndef LILY_TUNED_FETCH
+template <class T> inline void fetch_soon(device const T*, uint /*n*/, uint /*tid*/) {}
 #endif
 
 // A weight that a launch reads exactly once.

@@ -8,6 +8,7 @@
 // float atomics, the same bits in decode and prefill whatever the order of the experts' own work. Prefill orders the
 // (row, choice) pairs by expert on the device: histogram per block, scan, scatter, map of tiles for moe_tile.metal.
 // Reference: transformers Qwen3_5MoeSparseMoeBlock.
+#include "choose.h"
 #include "quant.h"
 
 struct moe_route_args {
@@ -16,35 +17,6 @@ struct moe_route_args {
     uint experts;
     uint used;
 };
-
-// Chooses a row's first `count` experts, for one simdgroup. ids and weights, {exp(logit - largest)} in that order, are
-// device or threadgroup memory and written by lane 0; returns the weights' sum. experts <= E, or MAX_EXPERTS.
-template <uint E, class I, class W>
-inline float choose_experts(device const float* row, uint experts, uint count, I ids, W weights, uint lane) {
-    // A lane's experts; a count that is known at compile time keeps them in registers.
-    constexpr uint OWN = ((E ? E : MAX_EXPERTS) + SIMD_WIDTH - 1) / SIMD_WIDTH;
-    const uint own = E ? OWN : (experts + SIMD_WIDTH - 1) / SIMD_WIDTH;
-    float v[OWN];
-    for (uint i = 0; i < own; i++) {
-        const uint e = i * SIMD_WIDTH + lane;
-        v[i] = e < experts ? row[e] : -INFINITY;
-    }
-    float most = 0, sum = 0;
-    for (uint j = 0; j < count; j++) {
-        const float high = simd_max(lane_largest(v, own));
-        const uint own_best = lane_find(v, own, high) * SIMD_WIDTH + lane;
-        const uint best = min(simd_min(own_best), experts - 1);  // logits that are not numbers choose some expert
-        lane_put(v, own, best % SIMD_WIDTH == lane ? best / SIMD_WIDTH : own, -INFINITY);
-        if (j == 0) most = high;
-        const float e = precise::exp(high - most);
-        sum += e;
-        if (lane == 0) {
-            ids[j] = best;
-            weights[j] = e;
-        }
-    }
-    return sum;
-}
 
 // moe_route: one simdgroup chooses one row's experts. weights: the choices' in order, then the shared expert's.
 //   grid: (rows, 1, 1)
@@ -225,6 +197,7 @@ KERNEL(expert_mv_gate_up, 8)(
     const uint k = K ? K : args.hidden, inner = routed ? args.inner : args.shared_inner, first = group.x * ROWS;
     inputs_ready();
     if (first >= inner) return;
+    const auto row_x = mv_input<K ? K : MAX_HIDDEN>(x, k, tid, THREADS);
     if (routed && simd == 0) {
         const uint count = hands_on ? args.used : group.y + 1;  // the choices after its own do not matter
         const float sum = choose_experts<E>(logits, args.experts, count, chosen, share, lane);
@@ -237,11 +210,16 @@ KERNEL(expert_mv_gate_up, 8)(
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const uint matrix = routed ? chosen[group.y] * 2 * inner : 0;
-    for (uint p = 0; p < 2; p++)
-        mv_partials<4, SPLIT>(x, routed ? w : shared_w, routed ? scales : shared_scales,
-                              routed ? biases : shared_biases, k, matrix + first + p * inner,
-                              inner - first, part + p * SIMDS * MV_ROWS, lane, simd);
+    const uint row = (routed ? chosen[group.y] * 2 * inner : 0) + first, left = inner - first;
+    device const uint4* own_w = routed ? w : shared_w;
+    device const bfloat* own_scales = routed ? scales : shared_scales;
+    device const bfloat* own_biases = routed ? biases : shared_biases;
+    mv_ahead<4, SPLIT> gate_ahead, up_ahead;
+    gate_ahead.begin(own_w, own_scales, own_biases, k, row, left, lane, simd);
+    up_ahead.begin(own_w, own_scales, own_biases, k, row + inner, left, lane, simd);
+    mv_finish(gate_ahead, row_x, own_w, own_scales, own_biases, k, row, left, part, lane, simd);
+    mv_finish(up_ahead, row_x, own_w, own_scales, own_biases, k, row + inner, left, part + SIMDS * MV_ROWS, lane, simd);
+    outputs_follow();
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint rows = min(ROWS, inner - first);
     for (uint i = tid; i < rows; i += THREADS) {
@@ -249,7 +227,6 @@ KERNEL(expert_mv_gate_up, 8)(
         made[i] = silu(gate) * up * (1.0f / float(SWIGLU_SHIFT));
     }
     store_shared_acts(h + group.y * args.inner + first, made, rows, tid, THREADS);
-    outputs_follow();
 }
 
 constant constexpr uint DOWN_SPLIT = SIMD_WIDTH == 1 ? 1 : 4;  // simdgroups that share one expert's rows
@@ -282,15 +259,30 @@ KERNEL(expert_mv_down, 8)(
     SHARED float part[(MAX_USED + 1) * DOWN_SPLIT * MV_ROWS];
     inputs_ready();
     const uint first = group.x * MV_ROWS, left = args.hidden - first;
-    for (uint p = simd; p < (args.used + 1) * DOWN_SPLIT; p += SIMDS) {
-        const uint e = p / DOWN_SPLIT;
-        const bool routed = e < args.used;
-        mv_part<4, DOWN_SPLIT>(h + e * args.inner, routed ? w : shared_w, routed ? scales : shared_scales,
-                               routed ? biases : shared_biases,
-                               routed ? (K ? K : args.inner) : (KS ? KS : args.shared_inner),
-                               (routed ? ids[e] * args.hidden : 0) + first, left, p % DOWN_SPLIT, part + p * MV_ROWS,
-                               lane);
+    const uint parts = (args.used + 1) * DOWN_SPLIT;
+    for (uint begin = simd; begin < parts; begin += SIMDS * DOWN_AHEAD) {
+        mv_ahead<4, DOWN_SPLIT> ahead[DOWN_AHEAD];
+        UNROLL_TILE
+        for (uint turn = 0; turn < DOWN_AHEAD; turn++) {
+            const uint p = begin + turn * SIMDS, e = p / DOWN_SPLIT;
+            if (p >= parts) continue;
+            const bool routed = e < args.used;
+            ahead[turn].begin(routed ? w : shared_w, routed ? scales : shared_scales, routed ? biases : shared_biases,
+                           routed ? (K ? K : args.inner) : (KS ? KS : args.shared_inner),
+                           (routed ? ids[e] * args.hidden : 0) + first, left, lane, p % DOWN_SPLIT);
+        }
+        UNROLL_TILE
+        for (uint turn = 0; turn < DOWN_AHEAD; turn++) {
+            const uint p = begin + turn * SIMDS, e = p / DOWN_SPLIT;
+            if (p >= parts) continue;
+            const bool routed = e < args.used;
+            mv_finish(ahead[turn], h + e * args.inner, routed ? w : shared_w, routed ? scales : shared_scales,
+                      routed ? biases : shared_biases, routed ? (K ? K : args.inner) : (KS ? KS : args.shared_inner),
+                      (routed ? ids[e] * args.hidden : 0) + first, left, part + e * DOWN_SPLIT * MV_ROWS, lane,
+                      p % DOWN_SPLIT);
+        }
     }
+    outputs_follow();
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = tid; i < min(MV_ROWS, left); i += SIMDS * SIMD_WIDTH) {
         float sum = 0;
@@ -300,7 +292,6 @@ KERNEL(expert_mv_down, 8)(
         }
         x[first + i] += sum;
     }
-    outputs_follow();
 }
 
 struct moe_combine_args {

@@ -32,9 +32,9 @@ KERNEL(expert_mm_gate_up, 4)(
     constant expert_mm_args& args       [[buffer(8)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(4), THREADS = SIMDS * SIMD_WIDTH;
-    SHARED act_t xs[BM * TILE_K];
-    SHARED act_t ws[TILE_N * TILE_K];
+    constexpr uint SIMDS = simdgroups(4);
+    SHARED act_t xs[tile_x_room<BM>()];
+    SHARED act_t ws[tile_w_room()];
     inputs_ready();
     if (group.y >= tile_count[0]) return;
     const uint4 tile = tiles[group.y];
@@ -43,19 +43,9 @@ KERNEL(expert_mm_gate_up, 4)(
     tile_acc<BM, TILE_N, SIMDS> gate, up;
     tile_clear(gate, lane, simd);
     tile_clear(up, lane, simd);
-    const uint depth = tile_depth<BM>(live);
-    for (uint at = 0; at < k; at += depth) {
-        const uint g = at / QUANT_GROUP, groups = k / QUANT_GROUP;
-        quant_rows<BM> rows;
-        rows.template stage<THREADS>(xs, x + at, pair_rows{pairs + tile[1], args.used}, k, live,
-                                     min(depth, k - at), tid);
-        quant_tile_multiply<4, BM, TILE_N, SIMDS>(gate, rows, ws, w + gate_row * (k / 32) + at / 32, k / 32,
-                                                  scales + gate_row * groups + g, biases + gate_row * groups + g,
-                                                  groups, live, columns, tid);
-        quant_tile_multiply<4, BM, TILE_N, SIMDS>(up, rows, ws, w + up_row * (k / 32) + at / 32, k / 32,
-                                                  scales + up_row * groups + g, biases + up_row * groups + g, groups,
-                                                  live, columns, tid);
-    }
+    quant_multiply_pair<4, BM, SIMDS>(gate, up, x, pair_rows{pairs + tile[1], args.used},
+                                      matrix_from<4>(w, scales, biases, gate_row, k),
+                                      matrix_from<4>(w, scales, biases, up_row, k), k, live, columns, xs, ws, tid);
     tile_swiglu(gate, up);
     tile_store_acts(gate, h + tile[1] * args.n + col, args.n, live);
     outputs_follow();
@@ -79,8 +69,8 @@ KERNEL(expert_mm_down, 4)(
     GRID)
 {
     constexpr uint SIMDS = simdgroups(4);
-    SHARED act_t xs[BM * TILE_K];
-    SHARED act_t ws[TILE_N * TILE_K];
+    SHARED act_t xs[tile_x_room<BM>()];
+    SHARED act_t ws[tile_w_room()];
     inputs_ready();
     if (group.y >= tile_count[0]) return;
     const uint4 tile = tiles[group.y];
@@ -88,15 +78,8 @@ KERNEL(expert_mm_down, 4)(
     const uint w_row = tile[0] * args.n + col;
     tile_acc<BM, TILE_N, SIMDS> acc;
     tile_clear(acc, lane, simd);
-    const uint depth = tile_depth<BM>(live);
-    for (uint at = 0; at < k; at += depth) {
-        const uint g = w_row * (k / QUANT_GROUP) + at / QUANT_GROUP;
-        quant_rows<BM> rows;
-        rows.template stage<SIMDS * SIMD_WIDTH>(xs, h + tile[1] * k + at, own_rows(), k, live,
-                                                min(depth, k - at), tid);
-        quant_tile_multiply<4, BM, TILE_N, SIMDS>(acc, rows, ws, w + w_row * (k / 32) + at / 32, k / 32, scales + g,
-                                                  biases + g, k / QUANT_GROUP, live, columns, tid);
-    }
+    quant_multiply<4, BM, SIMDS>(acc, h + tile[1] * k, own_rows(), matrix_from<4>(w, scales, biases, w_row, k), k,
+                                 live, columns, xs, ws, tid);
     tile_store(acc, y + col, pair_rows{pairs + tile[1], 1}, args.n, live, float(SWIGLU_SHIFT));
     outputs_follow();
 }

@@ -60,11 +60,13 @@ struct gated_rms_norm_args {
     float eps;
 };
 
-// gated_rms_norm: one simdgroup normalises one delta head of one row and multiplies it by silu(z).
-//   grid: (value_heads, rows, 1)
+constexpr uint gated_heads() { return simdgroups(4); }  // of a threadgroup
+
+// gated_rms_norm: each simdgroup normalises one delta head of a row and multiplies it by silu(z).
+//   grid: ((value_heads + gated_heads() - 1) / gated_heads(), rows, 1)
 //   bytes: proj = rows * value_heads * DELTA_DIM * 4
 //   used: encode_delta_rows
-KERNEL(gated_rms_norm, 1)(
+KERNEL(gated_rms_norm, 4)(
     device const float*           x    [[buffer(0)]],  // [rows, value_heads, DELTA_DIM]
     device const float*           proj [[buffer(1)]],  // [rows, proj_dim]
     device const bfloat*          w    [[buffer(2)]],  // [DELTA_DIM]
@@ -74,9 +76,10 @@ KERNEL(gated_rms_norm, 1)(
     GRID)
 {
     inputs_ready();
-    if (group.y >= step->rows) return;
-    const uint at = (group.y * args.value_heads + group.x) * DELTA_DIM;
-    device const float* z = proj + group.y * args.proj_dim + args.gate + group.x * DELTA_DIM;
+    const uint head = group.x * gated_heads() + simd;
+    if (group.y >= step->rows || head >= args.value_heads) return;
+    const uint at = (group.y * args.value_heads + head) * DELTA_DIM;
+    device const float* z = proj + group.y * args.proj_dim + args.gate + head * DELTA_DIM;
     const float sum = simd_sum(lane_squares(x + at, DELTA_DIM, lane, SIMD_WIDTH));
     const float scale = precise::rsqrt(sum / float(DELTA_DIM) + args.eps);
     constexpr uint OWN = DELTA_DIM / SIMD_WIDTH;

@@ -12,12 +12,19 @@ template <uint BITS> inline float quant_at(uint word, uint i) {
     return float((word >> (BITS * i)) & ((1u << BITS) - 1));
 }
 
+#ifndef LILY_SHAPES
+constant constexpr uint SPLIT_2048 = 4;  // simdgroups that share a k of 2,048 or more
+constant constexpr uint DOWN_AHEAD = 1;  // parts of experts' outputs whose weights are on their way at once
+#endif
+
 #ifndef LILY_TUNED_QUANT
 // Four lanes share a row; a lane takes 32 weights of each of ROWS_PER_LANE rows at a time.
 constant constexpr uint LANES_PER_ROW = 4;
 constant constexpr uint ROWS_PER_LANE = 2;
 constant constexpr uint LANE_K = 32;
+#ifndef LILY_SHAPES
 constant constexpr uint MV_X = 1;  // rows of x that mv_many multiplies at once
+#endif
 
 // The activations of one lane's chunk, prepared once and used for several rows; the first of those begins at w.
 template <uint BITS> struct quant_x {
@@ -56,7 +63,9 @@ constant constexpr uint MV_ROWS = ROW_STRIDE * ROWS_PER_LANE;           // rows 
 
 // Simdgroups that share the rows of a matrix-vector product by splitting k, so that one wave of threadgroups has
 // every load in flight. 0 is a k known only at run time.
-constexpr uint mv_split(uint k) { return SIMD_WIDTH == 1 ? 1 : k == 0 ? 2 : k >= 4096 ? 8 : k >= 2048 ? 4 : 2; }
+constexpr uint mv_split(uint k) {
+    return SIMD_WIDTH == 1 ? 1 : k == 0 ? 2 : k >= 4096 ? 8 : k >= 2048 ? SPLIT_2048 : 2;
+}
 
 // Rows of a matrix-vector product that a threadgroup of 8 simdgroups makes.
 constexpr uint mv_rows(uint k) { return simdgroups(8) / mv_split(k) * MV_ROWS; }
@@ -64,6 +73,11 @@ constexpr uint mv_rows(uint k) { return simdgroups(8) / mv_split(k) * MV_ROWS; }
 // Rows of a lane's that exist where the matrix goes on for `left` rows. All do on a GPU: sizes are multiples of 64.
 inline uint mv_lane_rows(uint left) { return SIMD_WIDTH == 1 ? min(ROWS_PER_LANE, left) : ROWS_PER_LANE; }
 
+#ifdef LILY_QUANT_HEADER
+#include LILY_QUANT_HEADER
+#endif
+
+#ifndef LILY_TUNED_PART
 // acc[r] += this lane's share of row r. w, scales and biases point at the simdgroup's first row; part of SPLIT takes
 // its share of k.
 template <uint BITS, uint SPLIT, class X>
@@ -102,6 +116,7 @@ inline void mv_part(X x, device const uint4* w, device const bfloat* scales, dev
     mv_accumulate<BITS, SPLIT>(acc, x, w + row * (k * BITS / 128), scales + g, biases + g, k, rows, lane, part);
     mv_reduce<BITS>(acc, out, rows, lane);
 }
+#endif
 
 // The partial sums of a threadgroup's rows, from matrix row `row` on; after a barrier mv_row adds them up. part has
 // MV_ROWS places for each simdgroup.
@@ -129,5 +144,29 @@ inline void mv_many(device const act_t* x, uint count, device const uint4* w, de
     for (uint r = 0; r < count; r++)
         mv_partials<BITS, SPLIT>(x + r * k, w, scales, biases, k, row, left, part + r * simdgroups(8) * MV_ROWS, lane,
                                  simd);
+}
+#endif
+
+// The first weights of a threadgroup's product, as mv_partials takes them: on their way before the launch's inputs are
+// ready, where a device gains by it. mv_finish is mv_partials behind begin() of the same matrix and row.
+#ifndef LILY_TUNED_AHEAD
+template <uint BITS, uint SPLIT> struct mv_ahead {
+    void begin(device const uint4*, device const bfloat*, device const bfloat*, uint, uint, uint, uint, uint) thread {}
+};
+
+template <uint BITS, uint SPLIT, class X>
+inline void mv_finish(const thread mv_ahead<BITS, SPLIT>&, X x, device const uint4* w, device const bfloat* scales,
+                      device const bfloat* biases, uint k, uint row, uint left, threadgroup float* part, uint lane,
+                      uint simd) {
+    mv_partials<BITS, SPLIT>(x, w, scales, biases, k, row, left, part, lane, simd);
+}
+#endif
+
+// Where a threadgroup reads the n values of x after a barrier: where they are, or in threadgroup memory, if that is
+// closer and MOST values have room for them.
+#ifndef LILY_TUNED_INPUT
+template <uint MOST>
+inline device const act_t* mv_input(device const act_t* x, uint /*n*/, uint /*tid*/, uint /*threads*/) {
+    return x;
 }
 #endif

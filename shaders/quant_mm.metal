@@ -15,21 +15,6 @@ struct qmm_args {
     uint first;
 };
 
-// acc += the BM x TILE_N tile of W x whose first weight row is w's first.
-template <uint BITS, uint BM, uint SIMDS>
-inline void qmm_tile(thread tile_acc<BM, TILE_N, SIMDS>& acc, device const act_t* x, device const uint4* w,
-                     device const bfloat* scales, device const bfloat* biases, uint k, uint live, uint columns,
-                     threadgroup act_t* xs, threadgroup act_t* ws, uint tid) {
-    const uint depth = tile_depth<BM>(live);
-    for (uint at = 0; at < k; at += depth) {
-        quant_rows<BM> rows;
-        rows.template stage<SIMDS * SIMD_WIDTH>(xs, x + at, own_rows(), k, live, min(depth, k - at), tid);
-        quant_tile_multiply<BITS, BM, TILE_N, SIMDS>(acc, rows, ws, w + at * BITS / 128, k * BITS / 128,
-                                                     scales + at / QUANT_GROUP, biases + at / QUANT_GROUP,
-                                                     k / QUANT_GROUP, live, columns, tid);
-    }
-}
-
 // qmm: one threadgroup makes BM rows of TILE_N columns.
 //   grid: ((n + TILE_N - 1) / TILE_N, (rows + BM - 1) / BM, 1)
 //   const: BITS <= 8, BM <= 128
@@ -46,16 +31,16 @@ KERNEL(qmm, 4)(
     GRID)
 {
     constexpr uint SIMDS = simdgroups(4);
-    SHARED act_t xs[BM * TILE_K];
-    SHARED act_t ws[TILE_N * TILE_K];
+    SHARED act_t xs[tile_x_room<BM>()];
+    SHARED act_t ws[tile_w_room()];
     inputs_ready();
     const uint row = group.y * BM, col = group.x * TILE_N, k = args.k;
     if (row + args.first >= step->rows) return;
     const uint live = min(BM, min(args.rows, step->rows - args.first) - row);
     tile_acc<BM, TILE_N, SIMDS> acc;
     tile_clear(acc, lane, simd);
-    qmm_tile<BITS, BM, SIMDS>(acc, x + row * k, w + col * (k * BITS / 128), scales + col * (k / QUANT_GROUP),
-                              biases + col * (k / QUANT_GROUP), k, live, min(TILE_N, args.n - col), xs, ws, tid);
+    quant_multiply<BITS, BM, SIMDS>(acc, x + row * k, own_rows(), matrix_from<BITS>(w, scales, biases, col, k), k,
+                                    live, min(TILE_N, args.n - col), xs, ws, tid);
     tile_store(acc, y + row * args.n + col, own_rows(), args.n, live, 1.0f);
     outputs_follow();
 }
@@ -77,16 +62,16 @@ KERNEL(qmm_add, 4)(
     GRID)
 {
     constexpr uint SIMDS = simdgroups(4);
-    SHARED act_t xs[BM * TILE_K];
-    SHARED act_t ws[TILE_N * TILE_K];
+    SHARED act_t xs[tile_x_room<BM>()];
+    SHARED act_t ws[tile_w_room()];
     inputs_ready();
     const uint row = group.y * BM, col = group.x * TILE_N, k = args.k;
     if (row + args.first >= step->rows) return;
     const uint live = min(BM, min(args.rows, step->rows - args.first) - row);
     tile_acc<BM, TILE_N, SIMDS> acc;
     tile_clear(acc, lane, simd);
-    qmm_tile<BITS, BM, SIMDS>(acc, x + row * k, w + col * (k * BITS / 128), scales + col * (k / QUANT_GROUP),
-                              biases + col * (k / QUANT_GROUP), k, live, min(TILE_N, args.n - col), xs, ws, tid);
+    quant_multiply<BITS, BM, SIMDS>(acc, x + row * k, own_rows(), matrix_from<BITS>(w, scales, biases, col, k), k,
+                                    live, min(TILE_N, args.n - col), xs, ws, tid);
     tile_add(acc, y + row * args.n + col, args.n, live);
     outputs_follow();
 }
@@ -107,8 +92,8 @@ KERNEL(qmm_swiglu, 4)(
     GRID)
 {
     constexpr uint SIMDS = simdgroups(4);
-    SHARED act_t xs[BM * TILE_K];
-    SHARED act_t ws[TILE_N * TILE_K];
+    SHARED act_t xs[tile_x_room<BM>()];
+    SHARED act_t ws[tile_w_room()];
     inputs_ready();
     const uint row = group.y * BM, col = group.x * TILE_N, k = args.k, up = col + args.n;
     if (row + args.first >= step->rows) return;
@@ -116,10 +101,10 @@ KERNEL(qmm_swiglu, 4)(
     tile_acc<BM, TILE_N, SIMDS> gate, value;
     tile_clear(gate, lane, simd);
     tile_clear(value, lane, simd);
-    qmm_tile<BITS, BM, SIMDS>(gate, x + row * k, w + col * (k * BITS / 128), scales + col * (k / QUANT_GROUP),
-                              biases + col * (k / QUANT_GROUP), k, live, min(TILE_N, args.n - col), xs, ws, tid);
-    qmm_tile<BITS, BM, SIMDS>(value, x + row * k, w + up * (k * BITS / 128), scales + up * (k / QUANT_GROUP),
-                              biases + up * (k / QUANT_GROUP), k, live, min(TILE_N, args.n - col), xs, ws, tid);
+    quant_multiply_pair<BITS, BM, SIMDS>(gate, value, x + row * k, own_rows(),
+                                         matrix_from<BITS>(w, scales, biases, col, k),
+                                         matrix_from<BITS>(w, scales, biases, up, k), k, live,
+                                         min(TILE_N, args.n - col), xs, ws, tid);
     tile_swiglu(gate, value);
     tile_store_acts(gate, y + row * args.n + col, args.n, live);
     outputs_follow();

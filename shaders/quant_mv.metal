@@ -37,11 +37,11 @@ KERNEL(qmv, 8)(
     if (row >= step->rows) return;
     const uint count = min(MV_X, step->rows - row);
     mv_many<BITS, mv_split(K)>(x + row * k, count, w, scales, biases, k, first, left, part, lane, simd);
+    outputs_follow();
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint r = 0; r < count; r++)
         for (uint i = tid; i < min(ROWS, left); i += SIMDS * SIMD_WIDTH)
             y[(row + r) * args.n + first + i] = mv_row<mv_split(K)>(part + r * SIMDS * MV_ROWS, i);
-    outputs_follow();
 }
 
 // qmv_add: as qmv, added to y.
@@ -63,13 +63,17 @@ KERNEL(qmv_add, 8)(
     constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K);
     SHARED float part[SIMDS * MV_ROWS];
     const uint k = K ? K : args.k, first = group.x * ROWS, left = args.n - first;
+    mv_ahead<BITS, mv_split(K)> ahead;
+    ahead.begin(w, scales, biases, k, first, left, lane, simd);
     inputs_ready();
     if (group.y >= step->rows) return;
-    mv_partials<BITS, mv_split(K)>(x + group.y * k, w, scales, biases, k, first, left, part, lane, simd);
+    const auto row = mv_input<K && K < MAX_HIDDEN ? K : MAX_HIDDEN>(x + group.y * k, k, tid, SIMDS * SIMD_WIDTH);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    mv_finish(ahead, row, w, scales, biases, k, first, left, part, lane, simd);
+    outputs_follow();
     threadgroup_barrier(mem_flags::mem_threadgroup);
     device float* out = y + group.y * args.n + first;
     for (uint i = tid; i < min(ROWS, left); i += SIMDS * SIMD_WIDTH) out[i] += mv_row<mv_split(K)>(part, i);
-    outputs_follow();
 }
 
 struct norm_qmv_args {
@@ -98,13 +102,16 @@ KERNEL(norm_qmv, 8)(
     SHARED act_t row[K ? K : MAX_HIDDEN];
     SHARED float part[SIMDS * MV_ROWS];
     const uint k = K ? K : args.k, first = group.x * ROWS, left = args.n - first;
+    mv_ahead<BITS, mv_split(K)> ahead;
+    ahead.begin(w, scales, biases, k, first, left, lane, simd);
+    fetch_soon(norm, k, tid);
     inputs_ready();
     normalise_row<SIMDS>(x, norm, row, k, args.eps, part, tid, lane, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (group.x == 0)
         for (uint i = tid; i < k; i += SIMDS * SIMD_WIDTH) h[i] = row[i];
-    mv_partials<BITS, mv_split(K)>(row, w, scales, biases, k, first, left, part, lane, simd);
+    mv_finish(ahead, row, w, scales, biases, k, first, left, part, lane, simd);
+    outputs_follow();
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = tid; i < min(ROWS, left); i += SIMDS * SIMD_WIDTH) y[first + i] = mv_row<mv_split(K)>(part, i);
-    outputs_follow();
 }

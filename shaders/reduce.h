@@ -73,20 +73,25 @@ inline logit_stats block_stats(device const float* logits, uint first, uint last
     return s;
 }
 
-// Joins the blocks' statistics {largest, sum} and their indices, in block order.
-inline logit_stats join_stats(device const float* stats, device const uint* indices, uint blocks, float scale) {
+// Joins the blocks' statistics {largest, sum} and their indices, for a simdgroup; every lane gets them.
+inline logit_stats join_stats(device const float* stats, device const uint* indices, uint blocks, float scale,
+                              uint lane) {
     logit_stats s;
-    s.most = stats[0];
-    s.index = indices[0];
-    for (uint b = 1; b < blocks; b++)
+    s.most = -INFINITY;
+    s.index = NO_TOKEN;
+    for (uint b = lane; b < blocks; b += SIMD_WIDTH)
         if (before(stats[b * 2], indices[b], s.most, s.index)) {
             s.most = stats[b * 2];
             s.index = indices[b];
         }
-    s.sum = 0;
-    for (uint b = 0; b < blocks; b++)
+    const float high = simd_max(s.most);
+    s.index = simd_min(s.most == high ? s.index : NO_TOKEN);
+    s.most = high;
+    float sum = 0;
+    for (uint b = lane; b < blocks; b += SIMD_WIDTH)
         if (stats[b * 2] > -INFINITY)
-            s.sum = fma(stats[b * 2 + 1], precise::exp(scale * (stats[b * 2] - s.most)), s.sum);
+            sum = fma(stats[b * 2 + 1], precise::exp(scale * (stats[b * 2] - s.most)), sum);
+    s.sum = simd_sum(sum);
     return s;
 }
 

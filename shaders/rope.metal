@@ -18,14 +18,14 @@ struct rope_write_args {
     float eps;
 };
 
-// rope_write: one simdgroup makes one head of one row: query heads, then key heads, then value heads.
-//   grid: (heads + 2 * kv_heads, rows, 1)
+// rope_write: one threadgroup makes the heads of one row, a simdgroup each: query heads, key heads, value heads.
+//   grid: (rows, 1, 1)
 //   bytes: proj = rows * (heads + 2 * kv_heads) * HEAD_DIM * 4
 //   bytes: k_cache = rows * kv_heads * HEAD_DIM * 2
 //   bytes: v_cache = rows * kv_heads * HEAD_DIM * 2
 //   bytes: page_table = rows * 4
 //   used: encode_attention_rows
-KERNEL(rope_write, 1)(
+KERNEL(rope_write, 4)(
     device const float*       proj       [[buffer(0)]],  // [rows, proj_dim]
     device const bfloat*      q_norm     [[buffer(1)]],  // [HEAD_DIM]
     device const bfloat*      k_norm     [[buffer(2)]],  // [HEAD_DIM]
@@ -38,34 +38,30 @@ KERNEL(rope_write, 1)(
     constant rope_write_args& args       [[buffer(9)]],
     GRID)
 {
+    constexpr uint SIMDS = simdgroups(4);
     SHARED float turn[ROTARY_DIM];
     inputs_ready();
-    const uint row = group.y, head = group.x;
+    const uint row = group.x, shared = args.heads / args.kv_heads;  // query heads of a KV head
     if (row >= step->rows) return;
     const uint position = step->position + row;
     const uint at = cache_row(page_table + step->session * args.session_pages, position) * args.kv_heads;
-    device const float* keys = proj + row * args.proj_dim + args.heads * 2 * HEAD_DIM;
-    if (head >= args.heads + args.kv_heads) {
-        const uint h = head - args.heads - args.kv_heads;
-        for (uint i = lane; i < HEAD_DIM; i += SIMD_WIDTH)
-            v_cache[(at + h) * HEAD_DIM + i] = bfloat(keys[(args.kv_heads + h) * HEAD_DIM + i]);
-        return;
-    }
-    const bool query = head < args.heads;
-    device const float* x =
-        query ? proj + row * args.proj_dim + head * 2 * HEAD_DIM : keys + (head - args.heads) * HEAD_DIM;
-    device const bfloat* w = query ? q_norm : k_norm;
-    make_turn(turn, inv_freq, position, tid, SIMD_WIDTH);
+    device const float* queries = proj + row * args.proj_dim;
+    device const float* keys = queries + args.heads * 2 * HEAD_DIM;
+    device const float* values = keys + args.kv_heads * HEAD_DIM;
+    make_turn(turn, inv_freq, position, tid, SIMDS * SIMD_WIDTH);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    float v[HEAD_PARTS];
-    make_head(v, x, w, turn, args.eps, lane);
-    if (query) {
-        const uint shared = args.heads / args.kv_heads;  // query heads of a KV head
+    for (uint head = simd; head < args.heads; head += SIMDS) {
+        float v[HEAD_PARTS];
+        make_head(v, queries + head * 2 * HEAD_DIM, q_norm, turn, args.eps, lane);
         device act_t* out = q + ((head / shared * args.rows + row) * shared + head % shared) * HEAD_DIM;
         for (uint j = 0; j < HEAD_PARTS; j++) out[j * SIMD_WIDTH + lane] = to_act(v[j] * QUERY_SCALE);
-    } else {
-        device bfloat* out = k_cache + (at + head - args.heads) * HEAD_DIM;
-        for (uint j = 0; j < HEAD_PARTS; j++) out[j * SIMD_WIDTH + lane] = bfloat(v[j]);
+    }
+    for (uint head = simd; head < args.kv_heads; head += SIMDS) {
+        float v[HEAD_PARTS];
+        make_head(v, keys + head * HEAD_DIM, k_norm, turn, args.eps, lane);
+        for (uint j = 0; j < HEAD_PARTS; j++) k_cache[(at + head) * HEAD_DIM + j * SIMD_WIDTH + lane] = bfloat(v[j]);
+        for (uint i = lane; i < HEAD_DIM; i += SIMD_WIDTH)
+            v_cache[(at + head) * HEAD_DIM + i] = bfloat(values[head * HEAD_DIM + i]);
     }
     outputs_follow();
 }

@@ -130,7 +130,7 @@ KERNEL(sample_mass, 8)(
     constexpr uint THREADS = simdgroups(8) * SIMD_WIDTH;
     inputs_ready();
     const float scale = sharpness(params[step->session].temperature);
-    const logit_stats s = join_stats(stats, indices, (args.vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, scale);
+    const logit_stats s = join_stats(stats, indices, (args.vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, scale, lane);
     const float unit = WHOLE_MASS / s.sum;
     const uint last = min(group.x * VOCAB_BLOCK + VOCAB_BLOCK, args.vocab);
     for (uint i = group.x * VOCAB_BLOCK + tid; i < last; i += THREADS) {
@@ -270,6 +270,7 @@ KERNEL(sample_pick, 8)(
     uint sum = 0;
     for (uint i = first; i < last; i++) sum += kept_at(mass, adjusted, i, least);
     sums[tid] = sum;
+    const logit_stats raw = join_stats(stats, indices, (vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 1.0f, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (tid == 0) {
         uint draw = mulhi(philox(p->seed_low, p->seed_high, step->position + step->rows), total), t = 0;
@@ -281,7 +282,6 @@ KERNEL(sample_pick, 8)(
             if (m > draw) break;
             draw -= m;
         }
-        const logit_stats raw = join_stats(stats, indices, (vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 1.0f);
         const float logit = logits[state_next(step) * vocab + token];
         finish_step(step, tokens, ring, token, logit - raw.most - precise::log(raw.sum));
     }

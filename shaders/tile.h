@@ -27,8 +27,26 @@ struct pair_rows {
     uint at(uint row) const thread { return pairs[row] / used; }
 };
 
+// A quantised matrix from one of its rows on.
+template <uint BITS> struct quant_matrix {
+    device const uint4* w;
+    device const bfloat* scales;
+    device const bfloat* biases;
+};
+template <uint BITS>
+inline quant_matrix<BITS> matrix_from(device const uint4* w, device const bfloat* scales, device const bfloat* biases,
+                                      uint row, uint k) {
+    return {w + row * (k * BITS / 128), scales + row * (k / QUANT_GROUP), biases + row * (k / QUANT_GROUP)};
+}
+
+#ifdef LILY_TILE_HEADER
+#include LILY_TILE_HEADER
+#endif
+
 #ifndef LILY_TUNED_TILE
+#ifndef LILY_SHAPES
 constant constexpr uint TILE_N = SIZE_UNIT;   // columns of a product's tile
+#endif
 
 #ifdef LILY_TENSOR_OPS
 #include "tile_tensor.h"
@@ -137,3 +155,45 @@ template <class Acc> inline void tile_swiglu(thread Acc& gate, thread Acc& up) {
     for (uint i = 0; i < tile_capacity(gate); i++)
         if (tile_valid(gate, i)) gate[i] = silu(gate[i]) * up[i] * (1.0f / float(SWIGLU_SHIFT));
 }
+
+// acc += x w^T over all of k. xs has room for tile_x_room<BM>(), ws for tile_w_room() act_t. Rows of x from live on,
+// and columns from `columns` on, may be skipped; then they are not valid. The second form takes two matrices.
+#ifndef LILY_TUNED_PRODUCT
+template <uint BM> constexpr uint tile_x_room() { return BM * TILE_K; }
+constexpr uint tile_w_room() { return TILE_N * TILE_K; }
+
+// The next step's weights of a matrix, at k = `at`.
+template <uint BITS, uint BM, uint SIMDS>
+inline void quant_step(thread tile_acc<BM, TILE_N, SIMDS>& acc, const thread quant_rows<BM>& x,
+                       const thread quant_matrix<BITS>& w, uint at, uint k, uint live, uint columns,
+                       threadgroup act_t* ws, uint tid) {
+    quant_tile_multiply<BITS, BM, TILE_N, SIMDS>(acc, x, ws, w.w + at * BITS / 128, k * BITS / 128,
+                                                 w.scales + at / QUANT_GROUP, w.biases + at / QUANT_GROUP,
+                                                 k / QUANT_GROUP, live, columns, tid);
+}
+
+template <uint BITS, uint BM, uint SIMDS, class Rows>
+inline void quant_multiply(thread tile_acc<BM, TILE_N, SIMDS>& acc, device const act_t* x, Rows rows,
+                           quant_matrix<BITS> w, uint k, uint live, uint columns, threadgroup act_t* xs,
+                           threadgroup act_t* ws, uint tid) {
+    const uint depth = tile_depth<BM>(live);
+    for (uint at = 0; at < k; at += depth) {
+        quant_rows<BM> staged;
+        staged.template stage<SIMDS * SIMD_WIDTH>(xs, x + at, rows, k, live, min(depth, k - at), tid);
+        quant_step<BITS, BM, SIMDS>(acc, staged, w, at, k, live, columns, ws, tid);
+    }
+}
+
+template <uint BITS, uint BM, uint SIMDS, class Rows>
+inline void quant_multiply_pair(thread tile_acc<BM, TILE_N, SIMDS>& first, thread tile_acc<BM, TILE_N, SIMDS>& second,
+                                device const act_t* x, Rows rows, quant_matrix<BITS> w1, quant_matrix<BITS> w2, uint k,
+                                uint live, uint columns, threadgroup act_t* xs, threadgroup act_t* ws, uint tid) {
+    const uint depth = tile_depth<BM>(live);
+    for (uint at = 0; at < k; at += depth) {
+        quant_rows<BM> staged;
+        staged.template stage<SIMDS * SIMD_WIDTH>(xs, x + at, rows, k, live, min(depth, k - at), tid);
+        quant_step<BITS, BM, SIMDS>(first, staged, w1, at, k, live, columns, ws, tid);
+        quant_step<BITS, BM, SIMDS>(second, staged, w2, at, k, live, columns, ws, tid);
+    }
+}
+#endif

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from launch import DEVICES
+from launch import DEVICES, TILES_ONLY
 from lily.doctor.cases import make_case
 from lily.doctor.inputs import Dims
 from lily.doctor.kernels import KERNELS, compare, run
@@ -28,7 +28,7 @@ def both(rng: np.random.Generator, rows: int) -> Array:
     return np.where(rng.uniform(size=rows) < 0.01, 1e-4, 1 - 1e-5)
 
 
-@pytest.mark.parametrize("device", [device for device in DEVICES if device != "cpu32s"])
+@pytest.mark.parametrize("device", [device for device in DEVICES if device not in TILES_ONLY])
 @pytest.mark.parametrize("decays", [near_one, near_zero, both])
 @pytest.mark.parametrize("beta", [1e-3, 1.0])
 def test_long_sequence(device: str, decays: Callable[[np.random.Generator, int], Array], beta: float) -> None:

@@ -145,14 +145,14 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_absent_device_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--device", "cuda"]) == 1
+    assert main(["doctor", "--device", "cuda:999"]) == 1  # wherever the tests run
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert "device 'cuda' is not in this build, which has cpu and cpu32" in captured.out
+    assert "cuda: " in captured.out
     assert captured.out.endswith("1 FAILED: device\n")
-    assert main(["doctor", "--device", "cuda", "--json"]) == 1
+    assert main(["doctor", "--device", "cuda:999", "--json"]) == 1
     record = json.loads(capsys.readouterr().out)
-    assert (record["device"], record["failed"], record["kernels"]) == ("cuda", ["device"], [])
+    assert (record["device"], record["failed"], record["kernels"]) == ("cuda:999", ["device"], [])
 
 
 def test_kernels_that_cannot_be_listed_are_not_unused(

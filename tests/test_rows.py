@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from launch import DEVICES, variants
+from launch import DEVICES, TILES_ONLY, variants
 from lily.doctor.cases import Case, make_case
 from lily.doctor.inputs import EPS, Dims
 from lily.doctor.kernels import KERNELS, run
@@ -22,7 +22,12 @@ DIMS = {
 ROW = {"step": np.array([0, 0, 1, 0, 0xFFFFFFFF, 0], np.uint32)}
 each = pytest.mark.parametrize(
     ("device", "d"),
-    [pytest.param(x, d, id=f"{x}-{name}") for x in DEVICES if x != "cpu32s" for name, d in DIMS.items()],
+    [
+        pytest.param(x, d, id=f"{x}-{name}")
+        for x in DEVICES
+        if x not in TILES_ONLY
+        for name, d in DIMS.items()
+    ],
 )
 
 
@@ -105,7 +110,7 @@ def test_attention(device: str, d: Dims, group: int) -> None:
     args = {name: a[name] for name in ("sessions", "kv_heads", "proj_dim", "pages", "session_pages", "eps")}
     args |= {"rows": 1, "heads": d.kv_heads * group}
     roped = launch(device, "rope_write", args, {name: x[name] for name in names})
-    blocks = {**a, "blocks": d.position // 1024 + 1}
+    blocks = {**a, "blocks": d.position // 64 + 1, "block": 64}
     parts = launch(device, "attention_blocks", blocks, x, GROUP=group)
     for name in ("k_cache", "v_cache"):
         assert same(after[name], roped[name])
@@ -113,7 +118,7 @@ def test_attention(device: str, d: Dims, group: int) -> None:
     whole = launch(
         device,
         "attention_merge",
-        {name: blocks[name] for name in ("kv_heads", "proj_dim", "blocks")},
+        {name: blocks[name] for name in ("kv_heads", "proj_dim", "blocks", "block")},
         {"sums": parts["sums"], "stats": parts["stats"], "proj": x["proj"], "step": x["step"]},
         GROUP=group,
     )

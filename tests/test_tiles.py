@@ -131,6 +131,9 @@ def value_of(text: str, names: dict[str, int]) -> int:
     return int(eval(text.replace("/", "//"), {}, names))
 
 
+FUNCTION = re.compile(r"^(?:template <uint \w+> )?constexpr uint (\w+)\(\) \{ return ([^;]+); \}", re.M)
+
+
 def constants_of(text: str, names: dict[str, int]) -> dict[str, int]:
     """The names, and the constants that a shader file declares, at SIMD width 32."""
     names = {"SIMD_WIDTH": 32, **names}
@@ -140,9 +143,10 @@ def constants_of(text: str, names: dict[str, int]) -> dict[str, int]:
 
 
 def test_threadgroup_memory_is_what_metal_has() -> None:
-    headers = dict(CONSTANTS)
+    headers, functions = dict(CONSTANTS), dict[str, str]()
     for path in sorted(SHADERS.glob("*.h")):
         headers = constants_of(path.read_text(encoding="utf-8"), headers)
+        functions |= dict(FUNCTION.findall(path.read_text(encoding="utf-8")))
     for name, consts in variants("cpu32"):
         kernel = KERNELS[name]
         text = (SHADERS / kernel["where"].partition(":")[0]).read_text(encoding="utf-8")
@@ -152,5 +156,6 @@ def test_threadgroup_memory_is_what_metal_has() -> None:
         known |= {"SIMDS": kernel["simds"], "THREADS": kernel["simds"] * 32}
         total = 0
         for kind, size in re.findall(r"^    SHARED (\w+) \w+\[(.+)\];", body[0], re.M):
+            size = re.sub(r"(\w+)(?:<\w+>)?\(\)", lambda call: f"({functions[call[1]]})", size)
             total += -(-TYPE_BYTES[kind] * value_of(size, known) // 16) * 16
         assert total <= METAL_THREADGROUP_BYTES, f"{name} {consts}: {total} bytes"

@@ -22,7 +22,6 @@ from lily import _native
 from lily.doctor.cases import Case, cases, make_case
 from lily.doctor.inputs import Dims
 from lily.doctor.kernels import KERNELS, memory_of
-from lily.doctor.reference import KV_BLOCK
 from lily.doctor.slots import STRUCTS, Array
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -180,7 +179,7 @@ def test_as_told_in_decode(name: str, counted: ctypes.CDLL) -> None:
     if "page_table" in kinds:
         case = full_cache(case)
     if "blocks" in case.args:
-        case = dataclasses.replace(case, args={**case.args, "blocks": FULL.position // KV_BLOCK + 1})
+        case = dataclasses.replace(case, args={**case.args, "blocks": FULL.position // FULL.block + 1})
         # The merge's last block is one that is not to be read.
         parts = {slot: case.slots[slot][:-1] for slot in ("sums", "stats") if slot in case.slots}
         case = dataclasses.replace(case, slots={**case.slots, **parts})

@@ -211,7 +211,8 @@ def table_row(index: int, kernel: Kernel) -> str:
     name = kernel.name
     return (
         f"    {{{head}, {index}, {kernel.simds}, {name}_slots, {len(kernel.slots)}, "
-        f"{name}_args, {len(kernel.args.fields)}, {consts}, {name}_counts, {name}_traffic}},"
+        f"{cpp_string(kernel.args.name)}, {name}_args, {len(kernel.args.fields)}, {consts}, "
+        f"{name}_counts, {name}_traffic}},"
     )
 
 

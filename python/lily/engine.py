@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lily.tokenizer import Tokenizer
 
 DEVICES = ("auto", "metal", "cuda", "cpu", "cpu32")
+CUDA_DEVICE = re.compile("cuda:[0-9]{1,3}")  # one of several
 DEFAULT_CONTEXT = 32768
 MAX_SCORE_TOP = 128
 MAX_CONTEXT = 1 << 24
@@ -69,10 +71,11 @@ class Engine(Unique):
 
     Args:
         model: "demo" (a small model that comes with Lily), a folder, or a Hugging Face hub id.
-        device: "auto", "metal", "cuda", "cpu", or "cpu32" (slow; behaves like a GPU, for tests).
+        device: "auto", "metal", "cuda" ("cuda:1" is the second GPU), "cpu", or "cpu32" (slow; behaves like a
+            GPU, for tests).
         context: Most tokens a session can hold. Default: 32768, or the model's own maximum if that is less.
         prefill_chunk: Tokens of a prompt that are processed at once; a multiple of 64, at most 65536.
-            Temporary memory grows with it. Default: what suits the device, 2048 or less. It is never more
+            Temporary memory grows with it. Default: what suits the device, 8192 or less. It is never more
             than the context needs; info() tells.
         memory_limit: Most bytes that plan_memory() may come to. It counts the cache of one session at full
             context; other sessions take theirs as they grow. Default: the machine's memory.
@@ -124,6 +127,10 @@ class Engine(Unique):
         vocab = int(checkpoint.config["vocab"])
         tokenizer = Tokenizer(checkpoint.folder, vocab)
         checkpoint.check_unchanged()
+        if device.startswith("cuda"):
+            from lily import cuda
+
+            cuda.prepare()
         native = _native.Engine(
             _native.Config(**checkpoint.config),
             checkpoint.tensors,
@@ -366,7 +373,7 @@ def _check_settings(
     threads: int,
     memory_limit: int | None,
 ) -> None:
-    if device not in DEVICES:
+    if device not in DEVICES and not CUDA_DEVICE.fullmatch(device):
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, not {device!r}")
     check_int("context", context, 1, MAX_CONTEXT)
     check_int("prefill_chunk", prefill_chunk, 64, MAX_CHUNK)
@@ -411,7 +418,7 @@ def _check_memory(name: str, plan: Mapping[str, int], limit: int | None, device:
     """Compare a memory plan with the limit, or with the machine; a CUDA device has memory of its own."""
     source = "memory_limit"
     if limit is None:
-        limit = None if device == "cuda" else machine_memory()
+        limit = None if device.startswith("cuda") else machine_memory()
         source = "this machine's memory"
     if limit is None or plan["total"] <= limit:
         return

@@ -1,4 +1,7 @@
-"""Read the files of a checkpoint, which may come from anyone: never waiting, never more than a limit."""
+"""Read the files of a checkpoint, which may come from anyone: never waiting, never more than a limit.
+
+And where Lily keeps files of its own.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,13 @@ MAX_JSON_BYTES = 100_000_000
 MAX_SHOWN = 200
 
 FileIdentity = tuple[int, int, int, int]
+
+
+def cache_folder() -> Path:
+    """Return the folder `lily` in the user's cache folder. It may be deleted."""
+    from pathlib import Path
+
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "lily"
 
 
 @contextlib.contextmanager

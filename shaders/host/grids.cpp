@@ -13,6 +13,9 @@
 #include "fibers.h"
 #include "grids.h"
 
+#ifndef LILY_GRID_OF
+#define LILY_GRID_OF grid_of
+#endif
 #define LILY_WIDTH 32
 #define LILY_SHIM "shim_cpu.h"
 
@@ -28,7 +31,7 @@ namespace lily_shader {
 
 namespace lily {
 
-std::array<uint32_t, 3> grid_of(uint32_t kernel, const void* args, const uint32_t* consts) {
+std::array<uint32_t, 3> LILY_GRID_OF(uint32_t kernel, const void* args, const uint32_t* consts) {
     std::array<uint32_t, 3> grid{};
     lily_shader::grids[kernel](args, consts, grid.data());
     return grid;

@@ -66,8 +66,9 @@ bool look(const std::byte* from, uint64_t count, AuditRow& row) {
 
 std::vector<AuditRow> audit(Device& device, const Plan& plan) {
     std::vector<AuditRow> rows;
+    std::vector<std::byte> bytes;
     for (uint32_t i = 0; i < plan.launches.size(); ++i) {
-        Plan single{plan.name, {plan.launches[i]}, 1};
+        Plan single{plan.name, {plan.launches[i]}, 1, {{}}};
         Launch& launch = single.launches.front();
         launch.stage = 0;
         const std::unique_ptr<Program> program = device.prepare(single);
@@ -78,9 +79,9 @@ std::vector<AuditRow> audit(Device& device, const Plan& plan) {
             const SlotInfo& slot = launch.kernel->slots[s];
             if (!slot.written) continue;
             AuditRow row{i, launch.kernel->name, launch.label, launch.layer, slot.name, slot.type, 0, 0, 0, 0};
-            const std::byte* base = device.map(launch.slots[s].buffer);
-            if (!base) throw Error(ErrorKind::kUnsupported, "the host cannot read the memory of " + device.name());
-            if (look(base + launch.slots[s].offset, counts[s], row)) rows.push_back(row);
+            bytes.resize(launch.slots[s].bytes);
+            device.read(launch.slots[s].buffer, launch.slots[s].offset, bytes.data(), bytes.size());
+            if (look(bytes.data(), counts[s], row)) rows.push_back(row);
         }
     }
     return rows;

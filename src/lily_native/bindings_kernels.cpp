@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "bindings.h"
+#include "cuda_compiler.h"
 #include "device.h"
 #include "error.h"
 #include "kernel.h"
@@ -16,7 +17,7 @@ namespace {
 
 // Bytes around every slot that a kernel must not touch. All bits set is not a number in every float type.
 constexpr uint64_t kGuard = 1024;
-constexpr int kGuardByte = 0xff;
+constexpr std::byte kGuardByte{0xff};
 
 const KernelInfo& kernel_named(const std::string& name) {
     const KernelInfo* kernel = find_kernel(name);
@@ -82,6 +83,9 @@ Device& test_device(const std::string& name, uint32_t threads) {
 #if LILY_METAL
     if (!device && name == "metal") device = make_metal_device();
 #endif
+    // cudam multiplies tiles as GPUs without warpgroup instructions do.
+    if (!device && name == "cudam") device = make_cuda_device(0, true);
+    if (const std::optional<uint32_t> index = cuda_index(name); !device && index) device = make_cuda_device(*index);
     if (!device && name != "cpu" && name != "cpu32" && name != "cpu32s")
         throw Error(ErrorKind::kValue, "unknown device " + name);
     if (!device) {
@@ -111,15 +115,21 @@ public:
             const auto bytes = static_cast<uint64_t>(array.nbytes());
             const BufferId buffer = device.allocate("test", bytes + 2 * kGuard);
             arrays_.push_back({array, buffer, bytes});
-            std::byte* at = device.map(buffer);
-            std::memset(at, kGuardByte, bytes + 2 * kGuard);
-            std::memcpy(at + kGuard, array.data(), bytes);
+            std::vector<std::byte> guarded(bytes + 2 * kGuard, kGuardByte);
+            std::memcpy(guarded.data() + kGuard, array.data(), bytes);
+            device.write(buffer, 0, guarded.data(), guarded.size());
         }
     }
     Arrays(const Arrays&) = delete;
     Arrays& operator=(const Arrays&) = delete;
     ~Arrays() {
-        for (const Array& a : arrays_) device_.release(a.buffer);
+        for (const Array& a : arrays_) {
+            try {
+                device_.release(a.buffer);
+            } catch (const Error&) {
+                // After a kernel that failed, a GPU may refuse everything; that failure is what the caller hears of.
+            }
+        }
     }
 
     SlotRef ref(uint32_t i) const { return {arrays_[i].buffer, kGuard, arrays_[i].bytes}; }
@@ -128,12 +138,13 @@ public:
     void take_back() {
         for (uint32_t i = 0; i < arrays_.size(); ++i) {
             Array& a = arrays_[i];
-            const std::byte* at = device_.map(a.buffer);
+            std::vector<std::byte> at(a.bytes + 2 * kGuard);
+            device_.read(a.buffer, 0, at.data(), at.size());
             for (uint64_t j = 0; j < kGuard; ++j)
-                if (at[j] != std::byte{kGuardByte} || at[kGuard + a.bytes + j] != std::byte{kGuardByte})
+                if (at[j] != kGuardByte || at[kGuard + a.bytes + j] != kGuardByte)
                     throw Error(ErrorKind::kLogic,
                                 std::string(kernel_.name) + "." + kernel_.slots[i].name + ": written outside");
-            std::memcpy(a.array.mutable_data(), at + kGuard, a.bytes);
+            std::memcpy(a.array.mutable_data(), at.data() + kGuard, a.bytes);
         }
     }
 
@@ -220,12 +231,33 @@ void bind_kernels(py::module_& m) {
     m.def("variants", &variants, py::arg("device"));
     // Devices of this build, whether the machine has them or not.
     m.def("devices", [] {
-        std::vector<std::string> names = {"cpu", "cpu32"};
+        std::vector<std::string> names = {"cpu", "cpu32", "cuda"};
 #if LILY_METAL
         names.emplace_back("metal");
 #endif
         return names;
     });
+    // Why no GPU can be used through CUDA here; None when one can.
+    m.def("cuda_problem", []() -> std::optional<std::string> {
+        try {
+            make_cuda_device(0);
+        } catch (const Error& error) {
+            return error.what();
+        }
+        return std::nullopt;
+    });
+    m.def("set_cuda_cache", &set_cuda_cache, py::arg("folder"));
+    // (code, compiler's log) of a variant; needs no GPU.
+    m.def(
+        "cuda_compile",
+        [](const std::string& name, const std::map<std::string, uint32_t>& consts, const std::string& architecture) {
+            Variant variant{&kernel_named(name), {}};
+            for (uint32_t i = 0; i < variant.kernel->const_count; ++i)
+                variant.consts[i] = consts.at(variant.kernel->consts[i].name);
+            const CudaImage image = without_gil([&] { return CudaCompiler(architecture, "").compile(variant); });
+            return py::make_tuple(py::bytes(image.code), image.log);
+        },
+        py::arg("name"), py::arg("consts"), py::arg("architecture"));
     m.def("shape_constants", [] {
         std::map<std::string, uint32_t> constants;
         for (size_t i = 0; i < kShapeConstantCount; ++i) constants[kShapeConstants[i].name] = kShapeConstants[i].value;

@@ -4,12 +4,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "attention_split.h"
 #include "kernel.h"
 #include "plan.h"
 
@@ -25,8 +28,31 @@ public:
     virtual ~Program() = default;
 };
 
+// Puts much into a device's memory, before anything uses it.
+class Upload {
+public:
+    Upload() = default;
+    Upload(const Upload&) = delete;
+    Upload& operator=(const Upload&) = delete;
+    // Waits until everything is where it belongs.
+    virtual ~Upload() = default;
+
+    // Calls make() with memory for `bytes` bytes, at most kMostBytes, which become those of a buffer from `offset` on.
+    // Any thread may call it, several at a time.
+    virtual void fill(BufferId buffer, uint64_t offset, uint64_t bytes,
+                      const std::function<void(std::byte*)>& make) = 0;
+    // Throws what went wrong behind a call of fill().
+    virtual void finish() = 0;
+
+    static constexpr uint64_t kMostBytes = uint64_t{16} << 20;
+};
+
 // Rows of the matrix tiles of devices with simdgroups, ascending; no device has fewer.
 inline constexpr uint32_t kGpuTileRows[] = {8, 32, 64};
+
+// Rows of a prompt at a time on a device that nobody measured, and on CPUs, where more gain nothing
+// (docs/PERF_LOG.md).
+inline constexpr uint32_t kPrefillChunk = 2048;
 
 // Counts submissions; 0 comes before the first.
 using Ticket = uint64_t;
@@ -40,16 +66,21 @@ public:
     Device& operator=(const Device&) = delete;
     virtual ~Device() = default;
 
-    // Zero-filled memory, aligned to 256 bytes. Throws kOutOfMemory, naming the buffer and its size.
-    virtual BufferId allocate(const char* name, uint64_t bytes) = 0;
+    // Zero-filled memory, aligned to 256 bytes. Throws kOutOfMemory, naming the buffer and its size. The host may read
+    // `shared` memory at any time; the device is slow to read it.
+    virtual BufferId allocate(const char* name, uint64_t bytes, bool shared = false) = 0;
     // Nothing that was submitted may still use the buffer.
     virtual void release(BufferId buffer) = 0;
     // The largest buffer that this device can have.
     virtual uint64_t max_buffer_bytes() const = 0;
     // How much memory the device can work on at once; UINT64_MAX where it is the machine's.
     virtual uint64_t memory_limit() const = 0;
-    // Host address of a buffer, or nullptr where the host cannot reach it.
+    // Host address of a buffer; nullptr where the host cannot reach it, which is never so for shared memory.
     virtual std::byte* map(BufferId buffer) = 0;
+    // Copies between host and buffer, after what was submitted. The range must lie in the buffer.
+    virtual void write(BufferId buffer, uint64_t offset, const void* from, uint64_t bytes);
+    virtual void read(BufferId buffer, uint64_t offset, void* to, uint64_t bytes);
+    virtual std::unique_ptr<Upload> upload();
 
     // Compiles ahead, as many at a time as the machine allows; prepare() compiles what is missing. Throws kUnsupported
     // when a variant does not exist here.
@@ -72,6 +103,11 @@ public:
     virtual std::vector<std::pair<std::string, std::string>> info() const = 0;
     // Rows of the matrix tiles that this device multiplies well, ascending; the model picks GEMM variants by them.
     virtual std::span<const uint32_t> tile_rows() const = 0;
+    virtual AttentionSplit attention_split() const { return {}; }
+    // Rows of a prompt that this device reads best at a time; more take more memory.
+    virtual uint32_t prefill_rows() const { return kPrefillChunk; }
+    // Rows that a launch can have at most.
+    virtual uint32_t most_rows() const { return UINT32_MAX; }
     // Variants that tests should run: all there are, or a selection where any can be compiled.
     virtual std::vector<Variant> variants() const = 0;
 };
@@ -82,6 +118,12 @@ public:
 // shuffle, unless 0, is the seed of an order in which each stage's threadgroups run: it must not matter.
 std::unique_ptr<Device> make_cpu_device(uint32_t width, uint32_t threads, const char* object = nullptr,
                                         uint32_t shuffle = 0);
+
+// The GPU that "cuda" or "cuda:1" names; nothing for other names.
+std::optional<uint32_t> cuda_index(const std::string& device);
+// The NVIDIA GPU of this number, as CUDA counts them. Throws kUnsupported, with the reason, when there is none or no
+// compiler for it. mma: matrix products as GPUs without warpgroup instructions multiply them, for tests.
+std::unique_ptr<Device> make_cuda_device(uint32_t index, bool mma = false);
 
 #if LILY_METAL
 // The GPU of this machine. Throws kUnsupported when it has none that can run the shaders.

@@ -17,6 +17,7 @@
 namespace lily {
 namespace {
 
+constexpr uint32_t kWidePrefillChunk = 256;  // the device for tests is slow
 constexpr uint64_t kHugePage = 2u << 20;
 constexpr uint64_t kHugeBuffer = 4u << 20;    // from this size on, huge pages save address translation
 constexpr uint64_t kInlineBytes = 32u << 10;  // a stage that touches less is done before a thread has woken up
@@ -127,7 +128,7 @@ public:
     CpuDevice(uint32_t width, uint32_t threads, const std::string& object, uint32_t shuffle);
     ~CpuDevice() override;
 
-    BufferId allocate(const char* name, uint64_t bytes) override;
+    BufferId allocate(const char* name, uint64_t bytes, bool shared) override;
     void release(BufferId buffer) override;
     uint64_t max_buffer_bytes() const override { return UINT64_MAX; }
     uint64_t memory_limit() const override { return UINT64_MAX; }
@@ -140,6 +141,7 @@ public:
     std::string name() const override { return object_->width == 1 ? "cpu" : "cpu32"; }
     std::vector<std::pair<std::string, std::string>> info() const override;
     std::span<const uint32_t> tile_rows() const override;
+    uint32_t prefill_rows() const override { return object_->width == 1 ? kPrefillChunk : kWidePrefillChunk; }
     std::vector<Variant> variants() const override;
 
 private:
@@ -177,7 +179,7 @@ CpuDevice::~CpuDevice() {
     if (!pool_->usable()) static_cast<void>(pool_.release());
 }
 
-BufferId CpuDevice::allocate(const char* name, uint64_t bytes) {
+BufferId CpuDevice::allocate(const char* name, uint64_t bytes, bool) {
     const Mapping made = map_zeros(bytes);
     if (made.address == nullptr)
         throw Error(ErrorKind::kOutOfMemory,

@@ -94,7 +94,7 @@ public:
     MetalDevice(id<MTLDevice> device);
     ~MetalDevice() override;
 
-    BufferId allocate(const char* name, uint64_t bytes) override;
+    BufferId allocate(const char* name, uint64_t bytes, bool shared) override;
     void release(BufferId buffer) override;
     uint64_t max_buffer_bytes() const override { return device_.maxBufferLength; }
     uint64_t memory_limit() const override;
@@ -182,7 +182,7 @@ uint64_t MetalDevice::memory_limit() const {
 
 // Shared storage is zero-filled by Metal. Hazards stay tracked, so command buffers that touch the same memory run one
 // after the other; inside a pass, barriers do that.
-BufferId MetalDevice::allocate(const char* name, uint64_t bytes) {
+BufferId MetalDevice::allocate(const char* name, uint64_t bytes, bool) {
     return pooled([&]() -> BufferId {
         id<MTLBuffer> made = nil;
         if (bytes <= device_.maxBufferLength)

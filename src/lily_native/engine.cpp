@@ -18,30 +18,33 @@ namespace {
 
 constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
 
-// Contexts up to here are attended in one block; longer ones in blocks, which more threads can share.
-constexpr uint32_t kOneBlockTokens = 2 * KV_BLOCK;
-
 // Rows of the recorded prefill passes below a whole chunk.
-constexpr uint32_t kPrefillRows[] = {1, 8, 32, 64, 256, 1024};
+constexpr uint32_t kPrefillRows[] = {1, 8, 32, 64, 256, 1024, 2048, 4096};
 
-// Rows of a chunk on a device that nobody measured, and on CPUs, where more gain nothing (docs/PERF_LOG.md).
-constexpr uint32_t kChunk = 2048;
-// On the device for tests, which is slow.
-constexpr uint32_t kWideChunk = 256;
+// Before a device exists: what the largest of its kind take.
+uint32_t usual_prefill_rows(const std::string& device) {
+    return device == "cpu32" ? 256 : cuda_index(device) ? 8192 : kPrefillChunk;
+}
 
 // Rows of a chunk: as asked for, or what suits the device, but no more than a context has.
-uint32_t chunk_of(const EngineOptions& options, const std::string& device) {
-    const uint32_t wanted = options.chunk != 0 ? options.chunk : device == "cpu32" ? kWideChunk : kChunk;
+uint32_t chunk_of(const EngineOptions& options, uint32_t device_rows) {
+    const uint32_t wanted = options.chunk != 0 ? options.chunk : device_rows;
     return std::min(wanted, (options.context + TILE_K - 1) / TILE_K * TILE_K);
 }
 
-// Before a device exists, plans of memory take a GPU's tiles, the lowest, and are upper bounds.
-Capacity capacity_of(const EngineOptions& options, const std::string& device, std::span<const uint32_t> tiles) {
+Capacity capacity_of(const EngineOptions& options, uint32_t device_rows, std::span<const uint32_t> tiles,
+                     const AttentionSplit& split) {
     if (options.tile != 0) tiles = {&options.tile, 1};
     return {.context = options.context,
-            .chunk = chunk_of(options, device),
+            .chunk = chunk_of(options, device_rows),
             .sessions = options.sessions,
-            .tiles = {tiles.begin(), tiles.end()}};
+            .tiles = {tiles.begin(), tiles.end()},
+            .split = split};
+}
+
+// Before a device exists, plans of memory take a GPU's tiles, the lowest, and are upper bounds.
+Capacity capacity_before(const EngineOptions& options) {
+    return capacity_of(options, usual_prefill_rows(choose_device(options)), kGpuTileRows, {});
 }
 
 uint64_t sum(const std::vector<uint64_t>& sizes) {
@@ -51,15 +54,15 @@ uint64_t sum(const std::vector<uint64_t>& sizes) {
 }
 
 struct Sizes {
-    std::vector<uint64_t> weights, kv, recurrent, logits, scratch;
+    std::vector<uint64_t> weights, kv, recurrent, logits, scratch, shared;
 };
 
 Sizes measure(const Config& config, const Capacity& capacity, uint64_t limit) {
-    Carver weights(limit), kv(limit), recurrent(limit), logits(limit), scratch(limit);
+    Carver weights(limit), kv(limit), recurrent(limit), logits(limit), scratch(limit), shared(limit);
     std::vector<TensorTarget> targets;
     layout_weights(config, weights, targets);
-    layout_state(config, capacity, {kv, recurrent, logits, scratch});
-    return {weights.sizes(), kv.sizes(), recurrent.sizes(), logits.sizes(), scratch.sizes()};
+    layout_state(config, capacity, {kv, recurrent, logits, scratch, shared});
+    return {weights.sizes(), kv.sizes(), recurrent.sizes(), logits.sizes(), scratch.sizes(), shared.sizes()};
 }
 
 MemoryPlan memory_of(const Config& config, const Capacity& capacity) {
@@ -68,12 +71,13 @@ MemoryPlan memory_of(const Config& config, const Capacity& capacity) {
             .kv = sum(sizes.kv) / capacity.sessions,
             .state = sum(sizes.recurrent),
             .logits = sum(sizes.logits),
-            .scratch = sum(sizes.scratch)};
+            .scratch = sum(sizes.scratch) + sum(sizes.shared)};
 }
 
 // "auto" takes the processor where the GPU that this build prefers cannot be used.
 std::unique_ptr<Device> open_device(const EngineOptions& options) {
     const std::string device = choose_device(options);
+    if (const std::optional<uint32_t> index = cuda_index(device)) return make_cuda_device(*index);
 #if LILY_METAL
     try {
         if (device == "metal") return make_metal_device();
@@ -92,8 +96,7 @@ std::string gib(uint64_t bytes) {
 }
 
 // The file range that fills one target; throws kCheckpoint when the header promised something else.
-void add_jobs(std::vector<ReadJob>& jobs, const TensorTarget& target, const TensorSource& source, uint32_t file,
-              std::byte* base) {
+void add_jobs(std::vector<ReadJob>& jobs, const TensorTarget& target, const TensorSource& source, uint32_t file) {
     const bool widen = source.dtype == "BF16" && target.dtypes.front() == "F32";
     const uint64_t expected = widen ? target.target.bytes / 2 : target.target.bytes;
     if (source.bytes != expected)
@@ -107,7 +110,8 @@ void add_jobs(std::vector<ReadJob>& jobs, const TensorTarget& target, const Tens
         jobs.push_back({.file = file,
                         .offset = source.offset + i * piece,
                         .bytes = piece,
-                        .dst = base + target.target.offset + i * target.stride,
+                        .buffer = target.target.buffer,
+                        .at = target.target.offset + i * target.stride,
                         .check = check,
                         .tensor = target.name.c_str(),
                         .bf16_to_f32 = widen});
@@ -132,51 +136,53 @@ std::string choose_device(const EngineOptions& options) {
     if (options.chunk % TILE_K != 0)
         throw Error(ErrorKind::kValue,
                     "prefill_chunk must be a multiple of 64, found " + std::to_string(options.chunk));
-    if (options.device == "cpu" || options.device == "cpu32") return options.device;
-    std::string present = "cpu and cpu32";
+    if (options.device == "cpu" || options.device == "cpu32" || cuda_index(options.device)) return options.device;
 #if LILY_METAL
     if (options.device == "auto" || options.device == "metal") return "metal";
-    present += " and metal";
 #endif
     if (options.device == "auto") return "cpu";
-    if (options.device == "metal" || options.device == "cuda")
-        throw Error(ErrorKind::kUnsupported,
-                    "device '" + options.device + "' is not in this build, which has " + present);
-    throw Error(ErrorKind::kValue, "unknown device '" + options.device + "': expected auto, metal, cuda, cpu or cpu32");
+    if (options.device == "metal")
+        throw Error(ErrorKind::kUnsupported, "device 'metal' is not in this build, which has cuda, cpu and cpu32");
+    throw Error(ErrorKind::kValue,
+                "unknown device '" + options.device + "': expected auto, metal, cuda, cuda:NUMBER, cpu or cpu32");
 }
 
 MemoryPlan plan_memory(const Config& config, const EngineOptions& options) {
     check_config(config);
-    return memory_of(config, capacity_of(options, choose_device(options), kGpuTileRows));
+    return memory_of(config, capacity_before(options));
 }
 
 Pass decode_pass(const Capacity& capacity, uint32_t position) {
-    if (position < kOneBlockTokens) return {.decode = true, .rows = 1, .blocks = 1};
-    uint32_t blocks = 4;
-    while (uint64_t{blocks} * KV_BLOCK <= position) blocks *= 2;
-    return {.decode = true, .rows = 1, .blocks = std::min(blocks, capacity.attention_blocks())};
+    const AttentionSplit& split = capacity.split;
+    if (position < split.whole) return {.decode = true, .rows = 1, .blocks = 1, .block = split.block};
+    uint32_t tokens = 4 * split.block;
+    while (tokens <= position) tokens *= 2;
+    const uint32_t block = std::max(split.block, tokens / split.most);
+    return {
+        .decode = true, .rows = 1, .blocks = (std::min(tokens, capacity.context) + block - 1) / block, .block = block};
 }
 
 // A model whose plans can be recorded and not run. Its tiles are those of a GPU.
 static Model model_without_memory(const Config& config, const EngineOptions& options) {
     check_config(config);
-    const Capacity capacity = capacity_of(options, choose_device(options), kGpuTileRows);
+    const Capacity capacity = capacity_before(options);
     // Any numbers will do for buffers that nobody allocates, as long as they differ.
     Carver weights(kNoLimit, {{0}}), kv(kNoLimit, {{1}}), recurrent(kNoLimit, {{2}}), logits(kNoLimit, {{3}});
-    Carver scratch(kNoLimit, {{4}});
+    Carver scratch(kNoLimit, {{4}}), shared(kNoLimit, {{5}});
     std::vector<TensorTarget> targets;
     Model model{.config = config, .capacity = capacity, .weights = {}, .state = {}};
     model.weights = layout_weights(config, weights, targets);
-    model.state = layout_state(config, model.capacity, {kv, recurrent, logits, scratch});
+    model.state = layout_state(config, model.capacity, {kv, recurrent, logits, scratch, shared});
     return model;
 }
 
 // Plans that launch every variant any session will need, whatever their number of rows.
 static std::vector<Plan> typical_plans(const Model& model) {
-    const uint32_t chunk = model.capacity.chunk, blocks = model.capacity.attention_blocks();
+    const uint32_t chunk = model.capacity.chunk;
     std::vector<Plan> plans;
-    plans.push_back(record_body(model, {.decode = true, .rows = 1, .blocks = 1}));
-    if (blocks > 1) plans.push_back(record_body(model, {.decode = true, .rows = 1, .blocks = blocks}));
+    const Pass first = decode_pass(model.capacity, 0), last = decode_pass(model.capacity, model.capacity.context - 1);
+    plans.push_back(record_body(model, first));
+    if (last.blocks > 1) plans.push_back(record_body(model, last));
     if (model.capacity.tiles.size() > 1)  // else the rows make no difference
         for (uint32_t rows : kPrefillRows)
             if (rows < chunk) plans.push_back(record_body(model, {.decode = false, .rows = rows, .blocks = 1}));
@@ -212,7 +218,10 @@ Engine::Engine(const Config& config, const std::vector<TensorSource>& tensors, c
     device_ = open_device(options);
     device_name_ = device_->name();
     model_.config = config;
-    model_.capacity = capacity_of(options, device_name_, device_->tile_rows());
+    model_.capacity = capacity_of(options, device_->prefill_rows(), device_->tile_rows(), device_->attention_split());
+    if (model_.capacity.chunk > device_->most_rows())
+        throw Error(ErrorKind::kValue, "prefill_chunk must be at most " + std::to_string(device_->most_rows()) +
+                                           " on " + device_name_ + ", found " + std::to_string(model_.capacity.chunk));
     const std::vector<TensorTarget> targets = allocate();
     compile();
     load(targets, tensors, options.threads, progress);
@@ -224,23 +233,23 @@ Engine::Engine(const Config& config, const std::vector<TensorSource>& tensors, c
 std::vector<TensorTarget> Engine::allocate() {
     const uint64_t limit = device_->max_buffer_bytes();
     const Sizes sizes = measure(model_.config, model_.capacity, limit);
-    const uint64_t needed =
-        sum(sizes.weights) + sum(sizes.kv) + sum(sizes.recurrent) + sum(sizes.logits) + sum(sizes.scratch);
+    const uint64_t needed = sum(sizes.weights) + sum(sizes.kv) + sum(sizes.recurrent) + sum(sizes.logits) +
+                            sum(sizes.scratch) + sum(sizes.shared);
     if (needed > device_->memory_limit())
         throw Error(ErrorKind::kOutOfMemory,
                     device_name_ + ": " + gib(needed) + " are needed for weights and state, and this device works on " +
                         gib(device_->memory_limit()) + "; lower context, max_sessions or prefill_chunk");
-    auto buffers = [&](const char* name, const std::vector<uint64_t>& bytes) {
+    auto buffers = [&](const char* name, const std::vector<uint64_t>& bytes, bool shared = false) {
         std::vector<BufferId> ids;
-        for (uint64_t size : bytes) ids.push_back(device_->allocate(name, size));
+        for (uint64_t size : bytes) ids.push_back(device_->allocate(name, size, shared));
         return ids;
     };
     Carver weights(limit, buffers("weights", sizes.weights)), kv(limit, buffers("kv", sizes.kv));
     Carver recurrent(limit, buffers("state", sizes.recurrent)), logits(limit, buffers("logits", sizes.logits));
-    Carver scratch(limit, buffers("scratch", sizes.scratch));
+    Carver scratch(limit, buffers("scratch", sizes.scratch)), shared(limit, buffers("shared", sizes.shared, true));
     std::vector<TensorTarget> targets;
     model_.weights = layout_weights(model_.config, weights, targets);
-    model_.state = layout_state(model_.config, model_.capacity, {kv, recurrent, logits, scratch});
+    model_.state = layout_state(model_.config, model_.capacity, {kv, recurrent, logits, scratch, shared});
     memory_ = memory_of(model_.config, model_.capacity);
     return targets;
 }
@@ -261,9 +270,11 @@ void Engine::load(const std::vector<TensorTarget>& targets, const std::vector<Te
         if (found == by_name.end()) throw Error(ErrorKind::kCheckpoint, "missing tensor " + target.name);
         const auto [file, added] = file_index.try_emplace(found->second->path, static_cast<uint32_t>(files.size()));
         if (added) files.push_back(found->second->path);
-        add_jobs(jobs, target, *found->second, file->second, device_->map(target.target.buffer));
+        add_jobs(jobs, target, *found->second, file->second);
     }
-    read_weights(files, std::move(jobs), threads != 0 ? threads : usable_cores(), progress);
+    const std::unique_ptr<Upload> upload = device_->upload();
+    read_weights(files, std::move(jobs), threads != 0 ? threads : usable_cores(), *upload, progress);
+    upload->finish();
     float frequencies[ROTARY_DIM / 2];
     for (uint32_t i = 0; i < ROTARY_DIM / 2; ++i)
         frequencies[i] = static_cast<float>(std::pow(double{model_.config.rope_theta}, -2.0 * i / ROTARY_DIM));
@@ -307,7 +318,8 @@ const Program& Engine::prepared(const PlanKey& key, const Record& record) {
 }
 
 const Program& Engine::body(const Pass& pass) {
-    const PlanKey key{pass.decode ? Recorded::kDecode : Recorded::kPrefill, pass.decode ? pass.blocks : pass.rows, 0};
+    const PlanKey key =
+        pass.decode ? PlanKey{Recorded::kDecode, pass.blocks, pass.block} : PlanKey{Recorded::kPrefill, pass.rows, 0};
     return prepared(key, [&] { return record_body(model_, pass); });
 }
 
@@ -332,6 +344,7 @@ void Engine::start_step(const std::shared_ptr<StepQueue>& queue, const Program& 
         queue->flying.back().ticket = device_->submit(programs);
     } catch (...) {
         queue->flying.pop_back();
+        settle();  // a part of it may have begun: the next step says anew where it starts
         throw;
     }
     running_ = queue;

@@ -168,13 +168,13 @@ private:
 template <class T>
 void Engine::write(Slot<T> slot, std::span<const T> values) {
     if (values.size() > slot.count) throw_slice_error(0, values.size(), slot.count);
-    if (!values.empty()) std::memcpy(device_->map(slot.buffer) + slot.offset, values.data(), values.size_bytes());
+    if (!values.empty()) device_->write(slot.buffer, slot.offset, values.data(), values.size_bytes());
 }
 
 template <class T>
 void Engine::read(Slot<T> slot, std::span<T> values) {
     if (values.size() > slot.count) throw_slice_error(0, values.size(), slot.count);
-    if (!values.empty()) std::memcpy(values.data(), device_->map(slot.buffer) + slot.offset, values.size_bytes());
+    if (!values.empty()) device_->read(slot.buffer, slot.offset, values.data(), values.size_bytes());
 }
 
 }  // namespace lily

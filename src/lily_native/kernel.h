@@ -96,6 +96,7 @@ struct KernelInfo {
     uint32_t simds;     // simdgroups of a threadgroup at SIMD width 32
     const SlotInfo* slots;
     uint32_t slot_count;
+    const char* args_type;  // as named in the shader: "qmv_args"
     const ArgInfo* args;
     uint32_t arg_count;
     const ConstInfo* consts;

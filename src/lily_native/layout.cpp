@@ -272,7 +272,7 @@ State layout_state(const Config& c, const Capacity& cap, const StateCarvers& car
     s.params = carvers.scratch.take<SampleParams>(sessions);
     s.bias_ids = carvers.scratch.take<uint32_t>(sessions * MAX_BIAS);
     s.bias_values = carvers.scratch.take<float>(sessions * MAX_BIAS);
-    s.ring = carvers.scratch.take<uint32_t>(TOKEN_RING * 2);
+    s.ring = carvers.shared.take<uint32_t>(TOKEN_RING * 2);
     for (uint32_t i = 0; i < c.layers; ++i) {
         LayerState layer;
         if (c.is_attention(i)) {

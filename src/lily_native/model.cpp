@@ -123,7 +123,7 @@ void encode_attention_row(Recorder& run, const Model& m, const Pass& pass, uint3
     const LayerState& carried = s.layers[layer];
     const k::attention_args args{.sessions = m.capacity.sessions, .kv_heads = c.kv_heads, .proj_dim = w.in.n,
                                  .pages = m.capacity.pages(), .session_pages = m.capacity.session_pages(),
-                                 .blocks = pass.blocks, .eps = c.rms_eps};
+                                 .blocks = pass.blocks, .block = pass.block, .eps = c.rms_eps};
     if (pass.blocks == 1) {
         run(k::attention_decode{.proj = s.proj, .q_norm = w.q_norm, .k_norm = w.k_norm,
                                 .inv_freq = m.weights.inv_freq, .page_table = s.page_table, .step = s.step,
@@ -136,7 +136,8 @@ void encode_attention_row(Recorder& run, const Model& m, const Pass& pass, uint3
                                 .stats = s.block_stats, .args = args, .consts = {.GROUP = c.group()}});
         run(k::attention_merge{.sums = s.block_sums, .stats = s.block_stats, .proj = s.proj, .step = s.step,
                                .y = s.mixer,
-                               .args = {.kv_heads = c.kv_heads, .proj_dim = w.in.n, .blocks = pass.blocks},
+                               .args = {.kv_heads = c.kv_heads, .proj_dim = w.in.n, .blocks = pass.blocks,
+                                        .block = pass.block},
                                .consts = {.GROUP = c.group()}});
     }
 }
@@ -304,7 +305,7 @@ void encode_top(Recorder& run, const Model& m, uint32_t top) {
 
 std::string pass_name(const Pass& pass) {
     if (!pass.decode) return "prefill_" + std::to_string(pass.rows);
-    return "decode_" + std::to_string(uint64_t{pass.blocks} * KV_BLOCK);
+    return "decode_" + std::to_string(uint64_t{pass.blocks} * pass.block);
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 // Every noun of the model: its configuration, its weights and its state, as typed slices of device memory.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
+#include "attention_split.h"
 #include "kernel.h"
 #include "plan.h"
 
@@ -45,10 +47,11 @@ struct Capacity {
     uint32_t chunk = 0;    // rows of the largest prefill step
     uint32_t sessions = 0;
     std::vector<uint32_t> tiles;  // rows of a matrix tile on this device, ascending
+    AttentionSplit split;
 
     uint32_t session_pages() const { return (context + PAGE - 1) / PAGE; }
     uint32_t pages() const { return session_pages() * sessions; }
-    uint32_t attention_blocks() const { return (context + KV_BLOCK - 1) / KV_BLOCK; }
+    uint32_t attention_blocks() const { return std::min((context + split.block - 1) / split.block, split.most); }
     // Height of the tiles in which `rows` rows are multiplied by one matrix: the least that holds them, or the
     // greatest.
     uint32_t tile(uint32_t rows) const;
@@ -211,6 +214,7 @@ struct StateCarvers {
     Carver& recurrent;
     Carver& logits;
     Carver& scratch;
+    Carver& shared;  // what the host reads while the device works
 };
 
 State layout_state(const Config& config, const Capacity& capacity, const StateCarvers& carvers);
@@ -219,7 +223,8 @@ State layout_state(const Config& config, const Capacity& capacity, const StateCa
 struct Pass {
     bool decode = false;
     uint32_t rows = 1;
-    uint32_t blocks = 1;  // of decode attention; 1 runs it in one block
+    uint32_t blocks = 1;        // of decode attention; 1 runs it in one block
+    uint32_t block = KV_BLOCK;  // tokens of each
 };
 
 enum class Tail {

@@ -15,6 +15,8 @@ struct Plan {
     std::string name;
     std::vector<Launch> launches;  // in stage order
     uint32_t stage_count = 0;
+    // Of each launch, those that must have ended before it; not those that one of these needs itself.
+    std::vector<std::vector<uint32_t>> after;
 };
 
 // The variants that plans launch, each once.

@@ -4,6 +4,20 @@
 
 namespace lily {
 
+#define constant
+#include "host/shape_cuda.h"
+#undef constant
+
+CudaGroup cuda_group(const Variant& variant, const std::string& architecture) {
+    const KernelInfo& kernel = *variant.kernel;
+    if (architecture.back() == 'a')  // has instructions for warpgroups
+        for (const wide_kernel& wide : WIDE_KERNELS)
+            if (std::string_view(kernel.name) == wide.name) return {wide.simdgroups * 32, wide.bytes, 1};
+    for (const shared_kernel& shared : SHARED_KERNELS)
+        if (function_name(variant).starts_with(shared.name)) return {kernel.simds * 32, 0, shared.groups};
+    return {kernel.simds * 32, 0, 1};
+}
+
 const ShaderFamily& family_of(const KernelInfo& kernel) {
     const std::string_view where = kernel.where;
     const std::string_view name = where.substr(0, where.find('.'));
@@ -32,6 +46,27 @@ std::string metal_source(const ShaderFamily& family, std::span<const Variant> va
                 instance + ";\n";
     }
     return text;
+}
+
+std::string cuda_source(const Variant& variant, const std::string& architecture) {
+    const KernelInfo& kernel = *variant.kernel;
+    std::string parameters, values, consts;
+    for (uint32_t i = 0; i < kernel.slot_count; ++i) {
+        const SlotInfo& slot = kernel.slots[i];
+        parameters += std::string(slot.written ? "" : "const ") + slot.type + "* " + slot.name + ", ";
+        values += std::string(slot.name) + ", ";
+    }
+    for (uint32_t i = 0; i < kernel.const_count; ++i)
+        consts += (i == 0 ? "<" : ", ") + std::to_string(variant.consts[i]) + (i + 1 == kernel.const_count ? ">" : "");
+    const CudaGroup group = cuda_group(variant, architecture);
+    const std::string bounds = std::to_string(group.threads) + ", " + std::to_string(group.groups);
+    return std::string("#define LILY_SHIM \"") + kCudaHeaders[0].name + "\"\nnamespace lily_shader {\n" +
+           family_of(kernel).text + "#line 1 \"entry of " + kernel.name + "\"\n" +
+           "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") " + function_name(variant) + "(" +
+           parameters + "const __grid_constant__ " + kernel.args_type + " args) {\n    " + kernel.name + consts + "(" +
+           values +
+           "args, uint3(blockIdx.x, blockIdx.y, blockIdx.z), threadIdx.x, threadIdx.x % SIMD_WIDTH,\n        "
+           "__shfl_sync(ALL_LANES, threadIdx.x / SIMD_WIDTH, 0));\n}\n}\n";
 }
 
 }  // namespace lily

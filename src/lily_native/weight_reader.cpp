@@ -23,7 +23,7 @@ namespace {
 
 using Check = ReadJob::Check;
 
-constexpr uint64_t kPieceBytes = uint64_t{8} << 20;
+constexpr uint64_t kPieceBytes = Upload::kMostBytes / 2;  // widened, a piece takes twice its bytes
 constexpr uint64_t kReportBytes = uint64_t{64} << 20;
 constexpr auto kReportTime = std::chrono::milliseconds(50);
 // Reading a file of this size must not push everything else out of the page cache.
@@ -147,7 +147,8 @@ uint64_t element_bytes(const ReadJob& job) {
 
 class Reader {
 public:
-    Reader(const std::vector<std::string>& paths, std::vector<ReadJob> jobs) : jobs_(std::move(jobs)) {
+    Reader(const std::vector<std::string>& paths, std::vector<ReadJob> jobs, Upload& upload)
+        : upload_(upload), jobs_(std::move(jobs)) {
         files_.reserve(paths.size());
         for (const std::string& path : paths) files_.emplace_back(path);
         for (const ReadJob& job : jobs_) add_pieces(job);
@@ -175,7 +176,7 @@ public:
 private:
     void add_pieces(const ReadJob& job) {
         const std::string name = tensor_name(job);
-        if (job.file >= files_.size() || (!job.dst && job.bytes) || job.bytes % element_bytes(job) ||
+        if (job.file >= files_.size() || job.bytes % element_bytes(job) ||
             (job.bf16_to_f32 && job.check == Check::kFiniteF32)) {
             throw Error(ErrorKind::kLogic, "read_weights: bad job for tensor " + name);
         }
@@ -238,7 +239,13 @@ private:
 
     void read_piece(const Piece& piece) const {
         const ReadJob& job = *piece.job;
-        std::byte* dst = job.dst + piece.start * (job.bf16_to_f32 ? 2 : 1);
+        const uint64_t growth = job.bf16_to_f32 ? 2 : 1;
+        upload_.fill(job.buffer, job.at + piece.start * growth, piece.bytes * growth,
+                     [&](std::byte* dst) { read_piece_to(piece, dst); });
+    }
+
+    void read_piece_to(const Piece& piece, std::byte* dst) const {
+        const ReadJob& job = *piece.job;
         std::byte* raw = job.bf16_to_f32 ? dst + piece.bytes : dst;
         files_[job.file].read(job.offset + piece.start, raw, piece.bytes);
 
@@ -272,6 +279,7 @@ private:
         pool.clear();
     }
 
+    Upload& upload_;
     std::vector<File> files_;
     const std::vector<ReadJob> jobs_;
     std::vector<Piece> pieces_;
@@ -290,9 +298,9 @@ private:
 
 }  // namespace
 
-void read_weights(const std::vector<std::string>& files, std::vector<ReadJob> jobs, uint32_t threads,
+void read_weights(const std::vector<std::string>& files, std::vector<ReadJob> jobs, uint32_t threads, Upload& upload,
                   const std::function<void(uint64_t done, uint64_t total)>& progress) {
-    Reader reader(files, std::move(jobs));
+    Reader reader(files, std::move(jobs), upload);
     reader.run(threads, progress);
 }
 

@@ -133,6 +133,23 @@ bool conflict(const Launch& a, const Launch& b) {
     return false;
 }
 
+// Every conflict is waited for, by an edge or by way of others, and every edge is a conflict that nothing else tells.
+bool has_all_edges_and_no_other(const Plan& plan) {
+    const size_t count = plan.launches.size();
+    std::vector<std::vector<bool>> waits(count, std::vector<bool>(count));
+    for (size_t i = 0; i < count; ++i) {
+        for (const uint32_t parent : plan.after[i]) {
+            if (parent >= i || waits[i][parent] || !conflict(plan.launches[parent], plan.launches[i])) return false;
+            waits[i][parent] = true;
+            for (size_t j = 0; j < count; ++j) waits[i][j] = waits[i][j] || waits[parent][j];
+        }
+        // Launches of one stage stand in the order they were recorded in, and do not conflict.
+        for (size_t j = 0; j < i; ++j)
+            if (conflict(plan.launches[j], plan.launches[i]) && !waits[i][j]) return false;
+    }
+    return true;
+}
+
 // The same stages as by comparing every pair of launches.
 void check_random_plans() {
     std::mt19937 random(1);
@@ -162,6 +179,7 @@ void check_random_plans() {
                                                 a.slots[1].offset == b.slots[1].offset;
                                      });
         expect(same && plan.stage_count == last, "random plan " + std::to_string(round));
+        expect(has_all_edges_and_no_other(plan), "edges of random plan " + std::to_string(round));
     }
 }
 
@@ -170,7 +188,7 @@ void check_time() {
     for (uint32_t i = 0; i < 12; ++i) slots[i] = {"s", "float", 4, i > 8, "[0]", 4};
     const auto none = [](const void*, const uint32_t*, uint64_t* out) { std::memset(out, 0, 12 * sizeof(*out)); };
     const auto nothing = [](const void*, const uint32_t*, uint64_t*, uint64_t*) {};
-    const KernelInfo kernel{"wide", "", "", 0, 1, slots, 12, nullptr, 0, nullptr, 0, none, nothing};
+    const KernelInfo kernel{"wide", "", "", 0, 1, slots, 12, "", nullptr, 0, nullptr, 0, none, nothing};
     std::mt19937 random(2);
     Recorder run;
     const auto start = std::chrono::steady_clock::now();

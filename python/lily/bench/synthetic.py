@@ -27,6 +27,7 @@ from lily import _native
 from lily.checkpoint import TensorSpec, open_checkpoint
 from lily.doctor.slots import bf16_bits
 from lily.errors import CheckpointError, LilyError
+from lily.files import cache_folder
 from lily.hub import DEMO
 from lily.plan import SHAPES
 
@@ -110,11 +111,6 @@ def synthetic_checkpoint(shape: Shape, progress: Progress | None = None) -> Path
     with new_entry(folder, size) as partial:
         write_checkpoint(partial, shape, progress=progress)
     return folder
-
-
-def cache_folder() -> Path:
-    """Return where random weights are kept: `lily` in the user's cache folder. It may be deleted."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "lily"
 
 
 def entry_of(shape: Shape, kind: str, *writers: Path) -> Path:

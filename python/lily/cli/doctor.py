@@ -100,7 +100,8 @@ def _open_demo(args: argparse.Namespace, report: _Report) -> Engine | None:
             report.absent = True
             raise
         info = engines[0].info()
-        report.device = check.text = info["device"]
+        check.text = info["device"]
+        report.device = args.device if args.device.startswith("cuda") else check.text
         check.data = info["device_info"]
         check.details = [f"{key}: {value}" for key, value in check.data.items() if value != check.text]
 
@@ -150,6 +151,10 @@ def _check_kernels(args: argparse.Namespace, report: _Report) -> None:
     variants: list[tuple[str, dict[str, int]]] = []
 
     def list_variants(check: Check) -> None:
+        if report.device.startswith("cuda"):
+            from lily import cuda
+
+            cuda.prepare()
         variants.extend(_native.variants(report.device))
         check.text = f"{len(variants)} variants on {report.device}"
 

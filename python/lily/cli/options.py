@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lily.cli.terminal import ProgressBar, is_terminal
-from lily.engine import DEVICES, MAX_CONTEXT, MAX_THREADS, Engine
+from lily.engine import CUDA_DEVICE, DEVICES, MAX_CONTEXT, MAX_THREADS, Engine
 from lily.errors import UnsupportedError
 from lily.sampling import SamplingParams
 
@@ -76,7 +76,8 @@ def add_model_options(
     group.add_argument("--model", default="demo", metavar="MODEL", help=text)
     group.add_argument("--revision", metavar="REV", help="revision on the hub")
     text = f"where to run (default: {devices[0]})"
-    group.add_argument("--device", default=devices[0], choices=devices, help=text)
+    names = "{" + ",".join(devices) + "}"
+    group.add_argument("--device", default=devices[0], type=device_in(devices), metavar=names, help=text)
     text = "most tokens of prompt and answer together (default: 32768, or the model's maximum if less)"
     if context:
         group.add_argument("--context", type=whole(1, MAX_CONTEXT), metavar="N", help=text)
@@ -84,12 +85,23 @@ def add_model_options(
     group.add_argument("--threads", type=whole(0, MAX_THREADS), default=0, metavar="N", help=text)
 
 
+def device_in(devices: Sequence[str]) -> Callable[[str], str]:
+    """Return a parser of device names; "cuda" may be followed by the number of a GPU."""
+
+    def parse(text: str) -> str:
+        if text not in devices and not ("cuda" in devices and CUDA_DEVICE.fullmatch(text)):
+            raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(devices)})")
+        return text
+
+    return parse
+
+
 def device_of(name: str, config: Mapping[str, int | float]) -> str:
     """Return the device that is meant by a name; "auto" is the first of which this build has the code."""
     from lily import _native
 
     native = _native.Config(**config)
-    for device in ("metal", "cuda") if name == "auto" else ():
+    for device in ("metal",) if name == "auto" else ():
         with contextlib.suppress(UnsupportedError):
             _native.memory_plan(native, context=1, prefill_chunk=64, max_sessions=1, device=device)
             return device

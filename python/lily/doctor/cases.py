@@ -17,7 +17,7 @@ import numpy as np
 from lily.doctor.cases_head import HEAD_INPUTS
 from lily.doctor.cases_row import ROW_INPUTS
 from lily.doctor.inputs import EPS, INV_FREQ, NO_TOKEN, Dims, Made, Numbers, cache, chain, pages
-from lily.doctor.reference import DELTA_DIM, HEAD_DIM, KV_BLOCK, PAGE, ROUTE_BLOCK
+from lily.doctor.reference import DELTA_DIM, HEAD_DIM, PAGE, ROUTE_BLOCK
 from lily.doctor.reference_math import GENERATIONS
 from lily.doctor.slots import Array
 
@@ -191,7 +191,7 @@ def attention(g: Numbers, d: Dims, c: Mapping[str, int], rows: int, live: int, p
 
 
 def attention_merge(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
-    blocks, heads = d.position // KV_BLOCK + 2, d.kv_heads * c["GROUP"]
+    blocks, heads = d.position // d.block + 2, d.kv_heads * c["GROUP"]
     width = (2 * heads + 2 * d.kv_heads) * HEAD_DIM
     stats = np.stack([g.values(blocks, heads, scale=3), g.rng.uniform(1, 500, (blocks, heads))], -1).astype(
         np.float32
@@ -199,7 +199,7 @@ def attention_merge(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
     sums = g.values(blocks, heads, HEAD_DIM, scale=10)
     stats[-1], sums[-1] = np.nan, np.nan
     slots = {"sums": sums, "stats": stats, "proj": g.values(width, scale=2), "step": g.step(d, rows=1)}
-    args = {"kv_heads": d.kv_heads, "proj_dim": width, "blocks": blocks}
+    args = {"kv_heads": d.kv_heads, "proj_dim": width, "blocks": blocks, "block": d.block}
     return Made(args, slots, {"y": 8})
 
 
@@ -349,6 +349,7 @@ def random_dims(rng: np.random.Generator, small: bool) -> Dims:
         used=int(rng.integers(1, min(experts, 8) + 1)),
         routed=int(rng.integers(9, 513)),
         vocab=64 * int(rng.integers(1, 150)),
+        block=64 * int(rng.integers(1, 17)),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lily.doctor.inputs import EPS, INV_FREQ, Dims, Made, Numbers, cache, chain, pages
-from lily.doctor.reference import DELTA_DIM, HEAD_DIM, KV_BLOCK
+from lily.doctor.reference import DELTA_DIM, HEAD_DIM
 from lily.doctor.reference_math import GENERATIONS
 
 
@@ -63,12 +63,12 @@ def attention(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
 
 def attention_decode(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
     made = attention(g, d, c)
-    return Made({**made.args, "blocks": 1}, made.slots, {**made.ulps, "y": 8})
+    return Made({**made.args, "blocks": 1, "block": d.block}, made.slots, {**made.ulps, "y": 8})
 
 
 def attention_blocks(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
     made = attention(g, d, c)
-    args = {**made.args, "blocks": d.position // KV_BLOCK + 2}
+    args = {**made.args, "blocks": d.position // d.block + 2, "block": d.block}
     return Made(args, made.slots, {**made.ulps, "sums": 4, "stats": 4})
 
 

@@ -37,6 +37,7 @@ class Dims:
     used: int = 1
     routed: int = 1  # experts where no expert's weights are needed
     vocab: int = 64
+    block: int = 1024  # tokens of a block of attention
 
 
 class Made(NamedTuple):

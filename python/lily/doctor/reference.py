@@ -36,7 +36,7 @@ from lily.doctor.reference_math import (
 from lily.doctor.slots import Array, Out, half_values, saturated
 
 HEAD_DIM, ROTARY_DIM, DELTA_DIM, CONV_WIDTH = 256, 64, 128, 4
-PAGE, KV_BLOCK, ROUTE_BLOCK = 256, 1024, 256
+PAGE, ROUTE_BLOCK = 256, 256
 HALF_ROUNDING = 2.0**13  # of a normal half, in units of 2^-24
 
 
@@ -271,7 +271,7 @@ def gates_of(proj: Array, heads: int) -> Array:
 
 
 def attention_merge(s: Slots, a: Any, c: Any) -> dict[str, Out]:
-    blocks = s.step.position // KV_BLOCK + 1
+    blocks = s.step.position // a.block + 1
     sums, most, weight = s.sums[:blocks], s.stats[:blocks, ..., :1], s.stats[:blocks, ..., 1:]
     share = np.exp(most - most.max(0))
     gate = gates_of(s.proj, a.kv_heads * c.GROUP).reshape(s.y.shape)

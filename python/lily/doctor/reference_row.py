@@ -14,7 +14,6 @@ import numpy as np
 from lily.doctor.reference import (
     DELTA_DIM,
     HEAD_DIM,
-    KV_BLOCK,
     Attended,
     attend,
     cache_places,
@@ -156,9 +155,9 @@ def attention_blocks(s: Slots, a: Any, c: Any) -> dict[str, Out]:
     row, length = Row(s, a, c), s.step.position + 1
     sums, sums_scale = kept(s.sums), np.zeros(s.sums.shape)
     stats, stats_scale = kept(s.stats), np.zeros(s.stats.shape)
-    for b in range(min(a.blocks, (length + KV_BLOCK - 1) // KV_BLOCK)):
+    for b in range(min(a.blocks, (length + a.block - 1) // a.block)):
         for h in range(a.kv_heads):
-            r = row.attend(h, b * KV_BLOCK, min(b * KV_BLOCK + KV_BLOCK, length))
+            r = row.attend(h, b * a.block, min(b * a.block + a.block, length))
             sums[b, h], sums_scale[b, h] = r.total, r.total_scale
             stats[b, h] = np.stack([r.most, r.weight], -1)
             stats_scale[b, h] = np.stack([r.score_scale, r.weight * (1 + r.score_scale)], -1)

@@ -1,0 +1,211 @@
+// Tuned bodies of the helpers of quant.h for NVIDIA GPUs. Weights become exact integers in half and are multiplied by
+// tensor cores, so they are never rounded; a warp multiplies 16 rows of weights by up to MV_X rows of x at once.
+#pragma once
+
+#define LILY_TUNED_PART
+#define LILY_TUNED_MANY
+#define LILY_TUNED_AHEAD
+#define LILY_TUNED_INPUT
+
+// (a & mask) | bits, in one instruction.
+LILY_INLINE uint and_or(uint a, uint mask, uint bits) {
+    uint r;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(a), "r"(mask), "r"(bits));
+    return r;
+}
+LILY_INLINE uint half2_fma(uint a, uint b, uint c) {
+    uint r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+constexpr uint HALF2_1024 = 0x64006400, HALF2_MINUS_1024 = 0xe400e400, HALF2_ONE = 0x3c003c00;
+constexpr uint HALF2_SIXTEENTH = 0x2c002c00, HALF2_MINUS_64 = 0xd400d400;
+
+// Two of the weights of a word, as exact integers in half. 4 bits: pair i has weights i and i + 4; 8 bits: 2 i and the
+// next.
+template <uint BITS>
+LILY_INLINE uint weight_pair(uint word, uint i) {
+    if (BITS == 8)
+        return half2_fma(__byte_perm(word, 0x64646464, i == 0 ? 0x4140 : 0x4342), HALF2_ONE, HALF2_MINUS_1024);
+    const uint shifted = i < 2 ? word : word >> 8;
+    if (i % 2 == 0) return half2_fma(and_or(shifted, 0x000f000f, HALF2_1024), HALF2_ONE, HALF2_MINUS_1024);
+    return half2_fma(and_or(shifted, 0x00f000f0, HALF2_1024), HALF2_SIXTEENTH, HALF2_MINUS_64);
+}
+
+// d += a b for a warp: a is 16 x 16, b is 16 x 8, both half. In a thread (g, t) = (lane / 4, lane % 4), a has
+// columns {2 t, 2 t + 1} of rows g and g + 8, then columns {2 t + 8, 2 t + 9}; b has these rows of column g; d has
+// columns {2 t, 2 t + 1} of rows g and g + 8.
+LILY_INLINE void mma(float* d, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// 16 weights of one row; pair(s, i) is pair i of two of product s of four, as exact integers in half.
+template <uint BITS>
+struct row_weights;
+template <>
+struct row_weights<4> {
+    uint2 v;
+    LILY_INLINE void clear() { v = uint2(0u); }
+    LILY_INLINE void load(const uint4* row, uint quarter) {
+        asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+            : "=r"(v.x), "=r"(v.y)
+            : "l"(reinterpret_cast<const uint2*>(row) + quarter));
+    }
+    LILY_INLINE uint pair(uint s, uint i) const { return weight_pair<4>(v[s / 2], s % 2 * 2 + i); }
+};
+template <>
+struct row_weights<8> {
+    uint4 v;
+    LILY_INLINE void clear() { v = uint4(0u); }
+    LILY_INLINE void load(const uint4* row, uint quarter) { v = read_once(row + quarter); }
+    LILY_INLINE uint pair(uint s, uint i) const { return weight_pair<8>(v[s], i); }
+};
+
+// 16 values of x in the order of row_weights.
+template <uint BITS>
+struct row_acts {
+    uint pair[8];
+    LILY_INLINE void load(const act_t* x, bool live) {
+        UNROLL for (uint i = 0; i < 2; i++) {
+            uint4 t = uint4(0u);
+            if (live) t = *reinterpret_cast<const uint4*>(x + i * 8);
+            pair[4 * i] = BITS == 4 ? __byte_perm(t.x, t.z, 0x5410) : t.x;
+            pair[4 * i + 1] = BITS == 4 ? __byte_perm(t.x, t.z, 0x7632) : t.y;
+            pair[4 * i + 2] = BITS == 4 ? __byte_perm(t.y, t.w, 0x5410) : t.z;
+            pair[4 * i + 3] = BITS == 4 ? __byte_perm(t.y, t.w, 0x7632) : t.w;
+        }
+    }
+};
+
+// What a warp multiplies at once: 128 columns, two groups, of rows g and g + 8. Of a group, thread t of four has
+// columns 16 t to 16 t + 15.
+constexpr uint MV_STEP = 2 * QUANT_GROUP;
+template <uint BITS>
+struct mv_weights {
+    row_weights<BITS> v[2][2];  // row, group
+    uint affine[2][2];          // row; the scales of both groups, then the biases
+    LILY_INLINE void load(const uint4* w, const bfloat* scales, const bfloat* biases, uint k, uint at, uint lane) {
+        const uint groups = k / QUANT_GROUP, group = at / QUANT_GROUP, second = min(group + 1, groups - 1);
+        UNROLL for (uint r = 0; r < 2; r++) {
+            const uint row = lane / 4 + 8 * r;
+            UNROLL for (uint j = 0; j < 2; j++) {
+                v[r][j].clear();
+                if (group + j < groups)
+                    v[r][j].load(w + row * (k * BITS / 128) + (at + j * QUANT_GROUP) * BITS / 128, lane % 4);
+            }
+            affine[r][0] = load_two(scales + row * groups, group, second, groups);
+            affine[r][1] = load_two(biases + row * groups, group, second, groups);
+        }
+    }
+    LILY_INLINE float scale(uint r, uint j) const { return value(affine[r][0], j); }
+    LILY_INLINE float bias(uint r, uint j) const { return value(affine[r][1], j); }
+
+private:
+    LILY_INLINE static uint load_two(const bfloat* p, uint first, uint second, uint groups) {
+        if (groups % 2 == 1) return uint(read_once(p + first).bits) | uint(read_once(p + second).bits) << 16;
+        uint v;
+        asm("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p + first));
+        return v;
+    }
+    LILY_INLINE static float value(uint two, uint j) {
+        return as_type<float>(j == 0 ? two << 16 : two & 0xffff0000u);
+    }
+};
+
+// acc[2 r + c] += the products of rows g + 8 r with row 2 t + c of x, of which there are `count`, `stride` apart.
+template <uint BITS>
+LILY_INLINE void mv_step(float* acc, const mv_weights<BITS>& w, const act_t* x, uint stride, uint count, uint k,
+                         uint at, uint lane) {
+    UNROLL for (uint j = 0; j < 2; j++) {
+        const uint own = at + j * QUANT_GROUP + lane % 4 * 16;
+        row_acts<BITS> columns;
+        columns.load(x + lane / 4 * stride + own, lane / 4 < count && own < k);
+        float dot[4] = {0, 0, 0, 0}, sum[4] = {0, 0, 0, 0};
+        UNROLL for (uint s = 0; s < 4; s++) {
+            const uint b0 = columns.pair[2 * s], b1 = columns.pair[2 * s + 1];
+            mma(dot, w.v[0][j].pair(s, 0), w.v[1][j].pair(s, 0), w.v[0][j].pair(s, 1), w.v[1][j].pair(s, 1), b0, b1);
+            mma(sum, HALF2_ONE, HALF2_ONE, HALF2_ONE, HALF2_ONE, b0, b1);
+        }
+        UNROLL for (uint i = 0; i < 4; i++)
+            acc[i] = fma(w.scale(i / 2, j), dot[i], fma(w.bias(i / 2, j), sum[i], acc[i]));
+    }
+}
+
+// A simdgroup's first weights: its 16 rows, its part of SPLIT of k.
+template <uint BITS, uint SPLIT>
+struct mv_ahead {
+    static constexpr uint STEPS = BITS == 4 ? 3 : 2;  // as registers allow
+    mv_weights<BITS> v[STEPS];
+    LILY_INLINE void load(const uint4* w, const bfloat* scales, const bfloat* biases, uint k, uint first, uint lane) {
+        UNROLL for (uint i = 0; i < STEPS; i++) {
+            const uint at = first + i * SPLIT * MV_STEP;
+            if (at < k) v[i].load(w, scales, biases, k, at, lane);
+        }
+    }
+    LILY_INLINE void begin(const uint4* w, const bfloat* scales, const bfloat* biases, uint k, uint row, uint,
+                           uint lane, uint simd) {
+        const uint own = row + simd / SPLIT * MV_ROWS, g = own * (k / QUANT_GROUP);
+        load(w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT * MV_STEP, lane);
+    }
+};
+
+// Sums of a simdgroup's 16 rows with `count` rows of x, `stride` apart, over its part of SPLIT of k; those of a row of
+// x go to out, `apart` from each other. `ahead` has the first weights.
+template <uint BITS, uint SPLIT>
+LILY_INLINE void mv_sums(mv_ahead<BITS, SPLIT>& ahead, const act_t* x, uint stride, uint count, const uint4* w,
+                         const bfloat* scales, const bfloat* biases, uint k, uint part, float* out, uint apart,
+                         uint lane) {
+    float acc[4] = {0, 0, 0, 0};
+    constexpr uint STEPS = mv_ahead<BITS, SPLIT>::STEPS, TURN = STEPS * SPLIT * MV_STEP;
+    for (uint first = part * MV_STEP; first < k; first += TURN)
+        UNROLL for (uint i = 0; i < STEPS; i++) {
+            const uint at = first + i * SPLIT * MV_STEP;
+            if (at >= k) break;
+            mv_step<BITS>(acc, ahead.v[i], x, stride, count, k, at, lane);
+            if (at + TURN < k) ahead.v[i].load(w, scales, biases, k, at + TURN, lane);
+        }
+    UNROLL for (uint i = 0; i < 4; i++) {
+        const uint r = lane % 4 * 2 + i % 2;
+        if (r < count) out[r * apart + lane / 4 + i / 2 * 8] = acc[i];
+    }
+}
+
+template <uint BITS, uint SPLIT>
+LILY_INLINE void mv_part(const act_t* x, const uint4* w, const bfloat* scales, const bfloat* biases, uint k, uint row,
+                         uint, uint part, float* out, uint lane) {
+    const uint g = row * (k / QUANT_GROUP);
+    mv_ahead<BITS, SPLIT> ahead;
+    ahead.load(w + row * (k * BITS / 128), scales + g, biases + g, k, part * MV_STEP, lane);
+    mv_sums(ahead, x, 0, 1, w + row * (k * BITS / 128), scales + g, biases + g, k, part, out, 0, lane);
+}
+
+template <uint BITS, uint SPLIT>
+LILY_INLINE void mv_finish(mv_ahead<BITS, SPLIT>& ahead, const act_t* x, const uint4* w, const bfloat* scales,
+                           const bfloat* biases, uint k, uint row, uint, float* part, uint lane, uint simd) {
+    const uint own = row + simd / SPLIT * MV_ROWS, g = own * (k / QUANT_GROUP);
+    mv_sums(ahead, x, 0, 1, w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT, part + simd * MV_ROWS,
+            0, lane);
+}
+
+template <uint BITS, uint SPLIT>
+LILY_INLINE void mv_many(const act_t* x, uint count, const uint4* w, const bfloat* scales, const bfloat* biases, uint k,
+                         uint row, uint, float* part, uint lane, uint simd) {
+    const uint own = row + simd / SPLIT * MV_ROWS, g = own * (k / QUANT_GROUP);
+    mv_ahead<BITS, SPLIT> ahead;
+    ahead.load(w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT * MV_STEP, lane);
+    mv_sums(ahead, x, k, count, w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT,
+            part + simd * MV_ROWS, simdgroups(8) * MV_ROWS, lane);
+}
+
+// Lanes read x in small pieces, step after step; so the way is paid once.
+template <uint MOST>
+LILY_INLINE const act_t* mv_input(const act_t* x, uint n, uint tid, uint threads) {
+    __shared__ alignas(16) act_t staged[MOST];
+    if (n > MOST) return x;
+    for (uint i = tid * 8; i < n; i += threads * 8)
+        *reinterpret_cast<uint4*>(staged + i) = *reinterpret_cast<const uint4*>(x + i);
+    return staged;
+}

@@ -1,0 +1,94 @@
+#include "cuda_api.h"
+
+#include <dlfcn.h>
+
+#include <limits>
+#include <span>
+
+#include "error.h"
+
+namespace lily::cuda {
+namespace {
+
+// CUDA 12.4: edges of graphs with data. Its libraries keep their functions from then on.
+constexpr const char* kDriverNames[] = {"libcuda.so.1", "libcuda.so"};
+constexpr const char* kCompilerNames[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so",
+                                          "/usr/local/cuda/lib64/libnvrtc.so"};
+constexpr int kDriverOfCompiler13 = 13000;  // a driver takes code of compilers of its own major version, or older
+
+void* open_first(std::span<const char* const> names, const char* advice) {
+    std::string reason;
+    for (const char* name : names) {
+        if (void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
+        const char* const problem = dlerror();
+        if (reason.empty() && problem) reason = problem;
+    }
+    throw Error(ErrorKind::kUnsupported, std::string("cuda: ") + reason + "; " + advice);
+}
+
+template <class F>
+void find(void* library, const char* name, F& function) {
+    function = reinterpret_cast<F>(dlsym(library, name));
+    if (!function)
+        throw Error(ErrorKind::kUnsupported, std::string("cuda: ") + name + " is missing: CUDA 12.4 is needed");
+}
+
+std::string text_of(const Driver& driver, Result result) {
+    const char* text = nullptr;
+    if (driver.error_string(result, &text) != kSuccess || !text) return "error " + std::to_string(result);
+    return text;
+}
+
+Driver open_driver() {
+    void* const library = open_first(kDriverNames, "an NVIDIA GPU and its driver are needed");
+    Driver made{};
+#define LILY_FIND(member, name, parameters) find(library, #name, made.member);
+    LILY_CUDA_FUNCTIONS(LILY_FIND)
+    // A machine may have the driver and no GPU.
+    if (const Result result = made.init(0); result != kSuccess)
+        throw Error(ErrorKind::kUnsupported, "cuda: the driver does not start: " + text_of(made, result));
+    return made;
+}
+
+// The newest there is where no driver is: code can be made without one.
+int driver_version() {
+    try {
+        int version = 0;
+        if (driver().driver_version(&version) == kSuccess) return version;
+    } catch (const Error&) {
+    }
+    return std::numeric_limits<int>::max();
+}
+
+Compiler open_compiler() {
+    std::span<const char* const> names = kCompilerNames;
+    if (driver_version() < kDriverOfCompiler13) names = names.subspan(1);
+    void* const library = open_first(names,
+                                     "install CUDA's run-time compiler: pip install nvidia-cuda-nvrtc, or "
+                                     "nvidia-cuda-nvrtc-cu12 for drivers older than CUDA 13");
+    Compiler made{};
+    find(library, "nvrtcGetErrorString", made.error_string);
+    LILY_NVRTC_FUNCTIONS(LILY_FIND)
+#undef LILY_FIND
+    return made;
+}
+
+}  // namespace
+
+const Driver& driver() {
+    static const Driver opened = open_driver();
+    return opened;
+}
+
+void check(Result result, const std::string& what) {
+    if (result == kSuccess) return;
+    throw Error(result == kOutOfMemory ? ErrorKind::kOutOfMemory : ErrorKind::kDevice,
+                "cuda: " + what + ": " + text_of(driver(), result));
+}
+
+const Compiler& compiler() {
+    static const Compiler opened = open_compiler();
+    return opened;
+}
+
+}  // namespace lily::cuda

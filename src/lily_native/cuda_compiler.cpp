@@ -1,0 +1,156 @@
+#include "cuda_compiler.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <mutex>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cuda_api.h"
+#include "shader_source.h"
+
+namespace lily {
+namespace {
+
+// No contraction: fma is written where it is wanted, and all forms of a kernel round alike. The assembler's report of
+// registers comes with the log.
+constexpr const char* kOptions[] = {"--std=c++20", "--device-as-default-execution-space", "--fmad=false",
+                                    "--ptxas-options=-v"};
+
+// FNV-1a; two of them with different beginnings name and seal cache entries, which nobody attacks.
+uint64_t hash_of(std::string_view text, uint64_t hash = 0xcbf29ce484222325u) {
+    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+    return hash;
+}
+
+std::string hex(uint64_t value) {
+    char text[20];
+    std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(value));
+    return text;
+}
+
+std::mutex cache_mutex;
+std::string cache_place;
+
+// The program of the compiler's; destroyed with this.
+class Compilation {
+public:
+    explicit Compilation(const std::string& source) {
+        std::vector<const char*> texts, names;
+        for (size_t i = 0; i < kCudaHeaderCount; ++i) {
+            texts.push_back(kCudaHeaders[i].text);
+            names.push_back(kCudaHeaders[i].name);
+        }
+        if (compiler_.create(&program_, source.c_str(), "lily.cu", static_cast<int>(names.size()), texts.data(),
+                             names.data()) != cuda::kSuccess)
+            throw Error(ErrorKind::kDevice, "cuda: the run-time compiler does not start");
+    }
+    Compilation(const Compilation&) = delete;
+    Compilation& operator=(const Compilation&) = delete;
+    ~Compilation() { compiler_.destroy(&program_); }
+
+    // Why not, or nothing.
+    std::string run(const std::vector<const char*>& options) {
+        const cuda::Result result = compiler_.compile(program_, static_cast<int>(options.size()), options.data());
+        return result == cuda::kSuccess ? "" : compiler_.error_string(result);
+    }
+    std::string log() const {
+        std::string text = bytes_of(compiler_.log_size, compiler_.log);
+        while (!text.empty() && text.back() == '\0') text.pop_back();
+        return text;
+    }
+    std::string code() const {
+        std::string image = bytes_of(compiler_.cubin_size, compiler_.cubin);
+        if (image.empty()) throw Error(ErrorKind::kDevice, "cuda: the run-time compiler gives no code");
+        return image;
+    }
+
+private:
+    template <class Size, class Get>
+    std::string bytes_of(Size size, Get get) const {
+        size_t bytes = 0;
+        if (size(program_, &bytes) != cuda::kSuccess) return "";
+        std::string made(bytes, '\0');
+        return get(program_, made.data()) == cuda::kSuccess ? made : "";
+    }
+
+    const cuda::Compiler& compiler_ = cuda::compiler();
+    cuda::Program program_ = nullptr;
+};
+
+}  // namespace
+
+std::string cuda_architecture(int major, int minor) {
+    return "sm_" + std::to_string(10 * major + minor) + (major == 9 ? "a" : "");
+}
+
+void set_cuda_cache(std::string folder) {
+    const std::lock_guard guard(cache_mutex);
+    cache_place = std::move(folder);
+}
+
+std::string cuda_cache() {
+    const std::lock_guard guard(cache_mutex);
+    return cache_place;
+}
+
+CudaCompiler::CudaCompiler(std::string architecture, std::string folder)
+    : architecture_(std::move(architecture)), folder_(std::move(folder)) {
+    std::error_code error;
+    if (!folder_.empty()) std::filesystem::create_directories(folder_, error);
+    if (error) folder_.clear();
+}
+
+std::string CudaCompiler::version() const {
+    int major = 0, minor = 0;
+    cuda::compiler().version(&major, &minor);
+    return std::to_string(major) + "." + std::to_string(minor);
+}
+
+CudaImage CudaCompiler::compile(const Variant& variant) const {
+    Compilation compilation(cuda_source(variant, architecture_));
+    const std::string architecture = "--gpu-architecture=" + architecture_;
+    std::vector<const char*> options(std::begin(kOptions), std::end(kOptions));
+    options.push_back(architecture.c_str());
+    if (const std::string problem = compilation.run(options); !problem.empty())
+        throw Error(ErrorKind::kDevice, "cuda: " + function_name(variant) + " does not compile for " + architecture_ +
+                                            ": " + problem + ": " + compilation.log());
+    return {compilation.code(), compilation.log()};
+}
+
+// Everything that the code depends on is in the name.
+std::string CudaCompiler::entry_of(const Variant& variant) const {
+    std::string text = cuda_source(variant, architecture_) + architecture_ + version();
+    for (const char* option : kOptions) text += option;
+    return folder_ + "/" + function_name(variant) + "-" + architecture_ + "-" + hex(hash_of(text, kShaderHash)) +
+           hex(hash_of(text)) + ".cubin";
+}
+
+CudaImage CudaCompiler::image(const Variant& variant) {
+    if (folder_.empty()) return compile(variant);
+    const std::string path = entry_of(variant);
+    std::string kept;
+    if (std::ifstream file(path, std::ios::binary); file)
+        kept.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    constexpr size_t kSeal = 16;
+    if (kept.size() > kSeal && hex(hash_of(std::string_view(kept).substr(kSeal))) == kept.substr(0, kSeal)) {
+        ++hits_;
+        return {kept.substr(kSeal), ""};
+    }
+    CudaImage made = compile(variant);
+    // Renamed in one step, so that another process never reads half of it. Without room there is no entry.
+    static std::atomic<uint32_t> writers{0};
+    const std::string fresh = path + "." + std::to_string(getpid()) + "." + std::to_string(++writers);
+    std::ofstream file(fresh, std::ios::binary);
+    file << hex(hash_of(made.code)) << made.code;
+    file.close();
+    if (!file || std::rename(fresh.c_str(), path.c_str()) != 0) std::remove(fresh.c_str());
+    return made;
+}
+
+}  // namespace lily

@@ -1,0 +1,156 @@
+// Parts of device_cuda.cpp, which alone includes this: the GPU's context, its memory, and the way of the weights there.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda_api.h"
+#include "device.h"
+#include "error.h"
+
+namespace lily {
+
+using cuda::check;
+
+constexpr uint32_t kUploads = 16;  // pieces on their way to the GPU at once
+
+// The GPU's primary context, for as long as anything of it is in use.
+class GpuContext {
+public:
+    explicit GpuContext(uint32_t index) {
+        const cuda::Driver& driver = cuda::driver();
+        int count = 0;
+        check(driver.device_count(&count), "cannot count GPUs");
+        if (index >= static_cast<uint32_t>(count))
+            throw Error(ErrorKind::kUnsupported, "cuda: there is no GPU " + std::to_string(index) +
+                                                     ", this process sees " + std::to_string(count));
+        check(driver.device_get(&device_, static_cast<int>(index)), "cannot use GPU " + std::to_string(index));
+        check(driver.retain_context(&context_, device_), "cannot use GPU " + std::to_string(index));
+    }
+    GpuContext(const GpuContext&) = delete;
+    GpuContext& operator=(const GpuContext&) = delete;
+    ~GpuContext() { cuda::driver().release_context(device_); }
+
+    int attribute(int which) const {
+        int value = 0;
+        check(cuda::driver().device_attribute(&value, which, device_), "cannot ask the GPU");
+        return value;
+    }
+    std::string name() const {
+        char text[256] = "";
+        check(cuda::driver().device_name(text, sizeof(text), device_), "cannot ask the GPU");
+        return text;
+    }
+    cuda::Context handle() const { return context_; }
+
+private:
+    cuda::DeviceHandle device_ = 0;
+    cuda::Context context_ = nullptr;
+};
+
+// Makes a context current for a block, and what was current before it again.
+class Current {
+public:
+    explicit Current(const GpuContext& context) {
+        check(cuda::driver().push_context(context.handle()), "cannot use the GPU");
+    }
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+    ~Current() {
+        cuda::Context popped;
+        cuda::driver().pop_context(&popped);
+    }
+};
+
+struct Memory {
+    cuda::DevicePointer address = 0;
+    std::byte* host = nullptr;  // of shared memory
+    uint64_t bytes = 0;
+};
+
+// Pieces of pinned memory that threads fill and the GPU empties, each by a stream of its own.
+class CudaUpload final : public Upload {
+public:
+    CudaUpload(std::shared_ptr<GpuContext> context, const std::vector<Memory>& buffers)
+        : context_(std::move(context)), buffers_(buffers) {}
+    ~CudaUpload() override {
+        const cuda::Driver& driver = cuda::driver();
+        if (driver.push_context(context_->handle()) != cuda::kSuccess) return;
+        for (const Piece& piece : pieces_) {
+            driver.stream_wait(piece.stream);
+            driver.stream_destroy(piece.stream);
+            driver.free_host(piece.memory);
+        }
+        cuda::Context popped;
+        driver.pop_context(&popped);
+    }
+
+    void fill(BufferId buffer, uint64_t offset, uint64_t bytes, const std::function<void(std::byte*)>& make) override {
+        const Current current(*context_);
+        const Piece piece = take();
+        try {
+            check(cuda::driver().stream_wait(piece.stream), "cannot write to the GPU");
+            make(static_cast<std::byte*>(piece.memory));
+            check(
+                cuda::driver().to_device(buffers_.at(buffer.index).address + offset, piece.memory, bytes, piece.stream),
+                "cannot write to the GPU");
+        } catch (...) {
+            give_back(piece);
+            throw;
+        }
+        give_back(piece);
+    }
+
+    void finish() override {
+        const Current current(*context_);
+        const std::lock_guard guard(mutex_);
+        for (const Piece& piece : pieces_) check(cuda::driver().stream_wait(piece.stream), "cannot write to the GPU");
+    }
+
+private:
+    struct Piece {
+        void* memory = nullptr;
+        cuda::Stream stream = nullptr;
+    };
+
+    Piece take() {
+        std::unique_lock guard(mutex_);
+        given_back_.wait(guard, [&] { return !unused_.empty() || pieces_.size() < kUploads; });
+        if (unused_.empty()) {
+            // Its parts are there as soon as they are made, so that nothing is lost when one of them cannot be.
+            Piece& piece = pieces_.emplace_back();
+            try {
+                check(cuda::driver().allocate_host(&piece.memory, kMostBytes, 0), "cannot allocate pinned memory");
+                check(cuda::driver().stream_create(&piece.stream, cuda::kStreamNonBlocking), "cannot make a stream");
+            } catch (...) {
+                if (piece.memory) cuda::driver().free_host(piece.memory);
+                pieces_.pop_back();
+                given_back_.notify_all();
+                throw;
+            }
+            return piece;
+        }
+        const Piece piece = unused_.front();
+        unused_.pop_front();
+        return piece;
+    }
+    void give_back(const Piece& piece) {
+        const std::lock_guard guard(mutex_);
+        unused_.push_back(piece);  // the one that has had most time is taken first
+        given_back_.notify_one();
+    }
+
+    std::shared_ptr<GpuContext> context_;
+    const std::vector<Memory>& buffers_;
+    std::mutex mutex_;
+    std::condition_variable given_back_;
+    std::vector<Piece> pieces_;
+    std::deque<Piece> unused_;
+};
+
+}  // namespace lily
