@@ -123,7 +123,9 @@ inline void quant_tile_multiply(thread tile_acc<BM, BN, SIMDS>& acc, const threa
     tile_multiply<BM, BN, SIMDS>(acc, x.v, ws, live, columns);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
+#endif
 
+#ifndef LILY_TUNED_STORE
 // y[rows.at(r) * stride + c] = factor * acc[r][c], for the tile's live rows.
 template <class Acc, class Rows>
 inline void tile_store(thread Acc& acc, device float* y, Rows rows, uint stride, uint live, float factor) {

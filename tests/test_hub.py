@@ -43,7 +43,10 @@ def test_resolve_pristines(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     "name", ["", "/no/such/folder", "./owner/name", "../x", "~/nothing", "name", "a/b/c", "a\0/b", "-a/b"]
 )
-def test_resolve_names_that_are_nothing(name: str) -> None:
+def test_resolve_names_that_are_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = tmp_path / "empty" / "inside"  # "../x" is nothing there
+    inside.mkdir(parents=True)
+    monkeypatch.chdir(inside)
     with pytest.raises(CheckpointError, match="no such folder, and no hub id"):
         resolve(name)
 

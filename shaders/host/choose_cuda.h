@@ -4,15 +4,6 @@
 
 #define LILY_TUNED_CHOICE
 
-// An unsigned integer whose order is that of the floats; and back.
-LILY_INLINE uint order_of(float v) {
-    const uint bits = as_type<uint>(v);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-LILY_INLINE float value_of(uint order) {
-    return as_type<float>(order & 0x80000000u ? order ^ 0x80000000u : ~order);
-}
-
 template <uint E, class I, class W>
 LILY_INLINE float choose_experts(const float* row, uint experts, uint count, I ids, W weights, uint lane) {
     constexpr uint OWN = ((E ? E : MAX_EXPERTS) + SIMD_WIDTH - 1) / SIMD_WIDTH;

@@ -167,11 +167,17 @@ LILY_INLINE T simd_min(T x) {
     UNROLL for (uint mask = 16; mask > 0; mask /= 2) x = min(x, simd_shuffle_xor(x, mask));
     return x;
 }
-// In one instruction: the order of these integers is that of the floats.
+// An unsigned integer whose order is that of the floats; and back.
+LILY_INLINE uint order_of(float v) {
+    const uint bits = as_type<uint>(v);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+LILY_INLINE float value_of(uint order) {
+    return as_type<float>(order & 0x80000000u ? order ^ 0x80000000u : ~order);
+}
+// Integers take one instruction.
 LILY_INLINE float simd_max(float x) {
-    const uint bits = as_type<uint>(x);
-    const uint most = __reduce_max_sync(ALL_LANES, bits & 0x80000000u ? ~bits : bits | 0x80000000u);
-    return as_type<float>(most & 0x80000000u ? most ^ 0x80000000u : ~most);
+    return value_of(__reduce_max_sync(ALL_LANES, order_of(x)));
 }
 LILY_INLINE uint simd_sum(uint x) {
     return __reduce_add_sync(ALL_LANES, x);

@@ -5,6 +5,7 @@
 #include "q4_cpu.h"
 
 #define LILY_TUNED_TILE
+#define LILY_TUNED_STORE
 constexpr uint TILE_N = 256;     // enough to forget the cost of preparing x; the last tile may have fewer columns
 constexpr uint LINE_GROUPS = 2;  // groups of 4-bit weights in a cache line
 

@@ -238,24 +238,6 @@ LILY_INLINE void tile_multiply_plain(tile_acc<BM, BN, SIMDS, true>& acc, const a
         warp_mma<BM>(acc.v, columns, a, piece);
     }
 }
-template <class Acc, class Rows>
-LILY_INLINE void tile_store(Acc& acc, float* y, Rows rows, uint stride, uint live, float factor) {
-    UNROLL for (uint i = 0; i < tile_capacity(acc); i++)
-        if (tile_valid(acc, i) && tile_row(acc, i) < live)
-            y[rows.at(tile_row(acc, i)) * stride + tile_col(acc, i)] = factor * acc.v[i];
-}
-template <class Acc>
-LILY_INLINE void tile_add(Acc& acc, float* y, uint stride, uint live) {
-    UNROLL for (uint i = 0; i < tile_capacity(acc); i++)
-        if (tile_valid(acc, i) && tile_row(acc, i) < live)
-            y[tile_row(acc, i) * stride + tile_col(acc, i)] += acc.v[i];
-}
-template <class Acc>
-LILY_INLINE void tile_store_acts(Acc& acc, act_t* y, uint stride, uint live) {
-    UNROLL for (uint i = 0; i < tile_capacity(acc); i++)
-        if (tile_valid(acc, i) && tile_row(acc, i) < live)
-            y[tile_row(acc, i) * stride + tile_col(acc, i)] = to_act(acc.v[i]);
-}
 
 // ---- quantised products
 //

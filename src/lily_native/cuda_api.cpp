@@ -83,7 +83,11 @@ const Driver& driver() {
 void check(Result result, const std::string& what) {
     if (result == kSuccess) return;
     throw Error(result == kOutOfMemory ? ErrorKind::kOutOfMemory : ErrorKind::kDevice,
-                "cuda: " + what + ": " + text_of(driver(), result));
+                "cuda: " + what + ": " + text_of(result));
+}
+
+std::string text_of(Result result) {
+    return text_of(driver(), result);
 }
 
 const Compiler& compiler() {

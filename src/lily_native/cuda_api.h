@@ -23,17 +23,12 @@ using GraphNode = struct GraphNodeObject*;
 using GraphExec = struct GraphExecObject*;
 
 enum DeviceAttribute : int {
-    kMultiprocessors = 16,
-    kIntegrated = 18,
     kMajor = 75,
     kMinor = 76,
     kPageableMemoryAccess = 88,
-    kSharedPerBlockOptin = 97,
 };
 enum FunctionAttribute : int {
-    kSharedBytes = 1,
     kLocalBytes = 3,
-    kRegisters = 4,
     kMaxDynamicShared = 8,
 };
 inline constexpr unsigned kStreamNonBlocking = 1, kEventBlockingSync = 1, kEventDisableTiming = 2;
@@ -135,7 +130,9 @@ struct Compiler {
 const Driver& driver();
 const Compiler& compiler();
 
-// Throws kOutOfMemory or kDevice with CUDA's own text unless the result is success.
+// CUDA's own text.
+std::string text_of(Result result);
+// Throws kOutOfMemory or kDevice with that text unless the result is success.
 void check(Result result, const std::string& what);
 
 }  // namespace lily::cuda

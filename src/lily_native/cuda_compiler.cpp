@@ -113,7 +113,11 @@ std::string CudaCompiler::version() const {
 }
 
 CudaImage CudaCompiler::compile(const Variant& variant) const {
-    Compilation compilation(cuda_source(variant, architecture_));
+    return compile(variant, cuda_source(variant, architecture_));
+}
+
+CudaImage CudaCompiler::compile(const Variant& variant, const std::string& source) const {
+    Compilation compilation(source);
     const std::string architecture = "--gpu-architecture=" + architecture_;
     std::vector<const char*> options(std::begin(kOptions), std::end(kOptions));
     options.push_back(architecture.c_str());
@@ -124,16 +128,17 @@ CudaImage CudaCompiler::compile(const Variant& variant) const {
 }
 
 // Everything that the code depends on is in the name.
-std::string CudaCompiler::entry_of(const Variant& variant) const {
-    std::string text = cuda_source(variant, architecture_) + architecture_ + version();
+std::string CudaCompiler::entry_of(const Variant& variant, const std::string& source) const {
+    std::string text = source + architecture_ + version();
     for (const char* option : kOptions) text += option;
     return folder_ + "/" + function_name(variant) + "-" + architecture_ + "-" + hex(hash_of(text, kShaderHash)) +
            hex(hash_of(text)) + ".cubin";
 }
 
 CudaImage CudaCompiler::image(const Variant& variant) {
-    if (folder_.empty()) return compile(variant);
-    const std::string path = entry_of(variant);
+    const std::string source = cuda_source(variant, architecture_);
+    if (folder_.empty()) return compile(variant, source);
+    const std::string path = entry_of(variant, source);
     std::string kept;
     if (std::ifstream file(path, std::ios::binary); file)
         kept.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
@@ -142,7 +147,7 @@ CudaImage CudaCompiler::image(const Variant& variant) {
         ++hits_;
         return {kept.substr(kSeal), ""};
     }
-    CudaImage made = compile(variant);
+    CudaImage made = compile(variant, source);
     // Renamed in one step, so that another process never reads half of it. Without room there is no entry.
     static std::atomic<uint32_t> writers{0};
     const std::string fresh = path + "." + std::to_string(getpid()) + "." + std::to_string(++writers);

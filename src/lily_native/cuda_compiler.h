@@ -33,7 +33,8 @@ public:
     std::string version() const;
 
 private:
-    std::string entry_of(const Variant& variant) const;
+    CudaImage compile(const Variant& variant, const std::string& source) const;
+    std::string entry_of(const Variant& variant, const std::string& source) const;
 
     std::string architecture_, folder_;
     std::atomic<uint32_t> hits_{0};

@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,6 +48,8 @@ public:
         return text;
     }
     cuda::Context handle() const { return context_; }
+    // {free, all} bytes.
+    std::pair<uint64_t, uint64_t> memory() const;
 
 private:
     cuda::DeviceHandle device_ = 0;
@@ -56,16 +59,29 @@ private:
 // Makes a context current for a block, and what was current before it again.
 class Current {
 public:
-    explicit Current(const GpuContext& context) {
-        check(cuda::driver().push_context(context.handle()), "cannot use the GPU");
+    explicit Current(const GpuContext& context) : Current(context, std::nothrow) {
+        check(result_, "cannot use the GPU");
     }
+    // For destructors, which must ask whether it is current.
+    Current(const GpuContext& context, std::nothrow_t) : result_(cuda::driver().push_context(context.handle())) {}
     Current(const Current&) = delete;
     Current& operator=(const Current&) = delete;
     ~Current() {
         cuda::Context popped;
-        cuda::driver().pop_context(&popped);
+        if (*this) cuda::driver().pop_context(&popped);
     }
+    explicit operator bool() const { return result_ == cuda::kSuccess; }
+
+private:
+    cuda::Result result_;
 };
+
+inline std::pair<uint64_t, uint64_t> GpuContext::memory() const {
+    const Current current(*this);
+    size_t available = 0, total = 0;
+    check(cuda::driver().memory_info(&available, &total), "cannot ask for free memory");
+    return {available, total};
+}
 
 struct Memory {
     cuda::DevicePointer address = 0;
@@ -80,14 +96,13 @@ public:
         : context_(std::move(context)), buffers_(buffers) {}
     ~CudaUpload() override {
         const cuda::Driver& driver = cuda::driver();
-        if (driver.push_context(context_->handle()) != cuda::kSuccess) return;
+        const Current current(*context_, std::nothrow);
+        if (!current) return;
         for (const Piece& piece : pieces_) {
             driver.stream_wait(piece.stream);
             driver.stream_destroy(piece.stream);
             driver.free_host(piece.memory);
         }
-        cuda::Context popped;
-        driver.pop_context(&popped);
     }
 
     void fill(BufferId buffer, uint64_t offset, uint64_t bytes, const std::function<void(std::byte*)>& make) override {

@@ -53,6 +53,8 @@ inline constexpr uint32_t kGpuTileRows[] = {8, 32, 64};
 // Rows of a prompt at a time on a device that nobody measured, and on CPUs, where more gain nothing
 // (docs/PERF_LOG.md).
 inline constexpr uint32_t kPrefillChunk = 2048;
+inline constexpr uint32_t kWidePrefillChunk = 256;    // of the device for tests, which is slow
+inline constexpr uint32_t kLargePrefillChunk = 8192;  // of GPUs with much memory: experts' tiles are full
 
 // Counts submissions; 0 comes before the first.
 using Ticket = uint64_t;

@@ -17,7 +17,6 @@
 namespace lily {
 namespace {
 
-constexpr uint32_t kWidePrefillChunk = 256;  // the device for tests is slow
 constexpr uint64_t kHugePage = 2u << 20;
 constexpr uint64_t kHugeBuffer = 4u << 20;    // from this size on, huge pages save address translation
 constexpr uint64_t kInlineBytes = 32u << 10;  // a stage that touches less is done before a thread has woken up

@@ -6,12 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
-#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -28,31 +26,17 @@
 namespace lily {
 namespace {
 
-using cuda::check;
-
 constexpr int kOldest = 8;                          // compute capability: bf16 and its conversions
 constexpr uint64_t kReserve = uint64_t{256} << 20;  // of the free memory, for code and graphs
 constexpr uint64_t kLargeMemory = uint64_t{40} << 30;
-constexpr uint32_t kLargeChunk = 8192;   // rows that experts' tiles are full at
 constexpr uint32_t kMostGroups = 65535;  // along y and z of a grid
-
-bool debug_wants(std::string_view word) {
-    const char* text = std::getenv("LILY_DEBUG");
-    return text != nullptr && std::string_view(text).find(word) != std::string_view::npos;
-}
 
 struct Kernel {
     cuda::Module module = nullptr;
     cuda::Function function = nullptr;
     CudaGroup group{};
-    uint32_t registers = 0, shared_bytes = 0, local_bytes = 0;
+    uint32_t local_bytes = 0;
 };
-
-using VariantKey = std::pair<uint32_t, Consts>;
-
-VariantKey key_of(const Variant& variant) {
-    return {variant.kernel->index, variant.consts};
-}
 
 // A launch with its function and where its slots are.
 struct Node {
@@ -67,12 +51,10 @@ public:
     CudaProgram(std::shared_ptr<GpuContext> context, const Plan& plan)
         : context_(std::move(context)), name(plan.name), launches(plan.launches), nodes(plan.launches.size()) {}
     ~CudaProgram() override {
-        const cuda::Driver& driver = cuda::driver();
-        if ((!graph && !exec) || driver.push_context(context_->handle()) != cuda::kSuccess) return;
-        if (exec) driver.graph_exec_destroy(exec);
-        if (graph) driver.graph_destroy(graph);
-        cuda::Context popped;
-        driver.pop_context(&popped);
+        const Current current(*context_, std::nothrow);
+        if (!current) return;
+        if (exec) cuda::driver().graph_exec_destroy(exec);
+        if (graph) cuda::driver().graph_destroy(graph);
     }
 
 private:
@@ -112,7 +94,7 @@ public:
     }
     // Two threadgroups of each KV head for a multiprocessor, of which the largest of these GPUs have about that many.
     AttentionSplit attention_split() const override { return {.whole = 64, .block = 64, .most = 128}; }
-    uint32_t prefill_rows() const override { return large_ ? kLargeChunk : kPrefillChunk; }
+    uint32_t prefill_rows() const override { return large_ ? kLargePrefillChunk : kPrefillChunk; }
     uint32_t most_rows() const override { return kMostGroups / TILE_K * TILE_K; }
     std::vector<Variant> variants() const override;
 
@@ -167,9 +149,7 @@ CudaDevice::CudaDevice(uint32_t index, bool mma)
       programmatic_(context_->attribute(cuda::kMajor) >= 9) {
     cuda::compiler();  // fails here, where there is none
     const Current current(*context_);
-    size_t available = 0, total = 0;
-    check(cuda::driver().memory_info(&available, &total), "cannot ask for free memory");
-    large_ = total >= kLargeMemory;
+    large_ = context_->memory().second >= kLargeMemory;
     reads_host_ = context_->attribute(cuda::kPageableMemoryAccess) != 0;
     check(cuda::driver().stream_create(&stream_, cuda::kStreamNonBlocking), "cannot make a stream");
     if (debug_wants("trace")) trace_ = std::make_unique<Trace>();
@@ -177,8 +157,10 @@ CudaDevice::CudaDevice(uint32_t index, bool mma)
 
 // What is in flight ends first. Errors have nowhere to go.
 CudaDevice::~CudaDevice() {
+    if (trace_) trace_->print();
     const cuda::Driver& driver = cuda::driver();
-    if (driver.push_context(context_->handle()) != cuda::kSuccess) return;
+    const Current current(*context_, std::nothrow);
+    if (!current) return;
     driver.stream_wait(stream_);
     for (const Flight& flight : flights_) driver.event_destroy(flight.event);
     for (const cuda::Event event : events_) driver.event_destroy(event);
@@ -190,15 +172,10 @@ CudaDevice::~CudaDevice() {
             driver.free(buffer.address);
     }
     driver.stream_destroy(stream_);
-    cuda::Context popped;
-    driver.pop_context(&popped);
-    if (trace_) trace_->print();
 }
 
 uint64_t CudaDevice::memory_limit() const {
-    const Current current(*context_);
-    size_t available = 0, total = 0;
-    check(cuda::driver().memory_info(&available, &total), "cannot ask for free memory");
+    const uint64_t available = context_->memory().first;
     return available > kReserve ? available - kReserve : 0;
 }
 
@@ -286,18 +263,13 @@ Kernel CudaDevice::load(const Variant& variant) {
         modules_.push_back(made.module);
     }
     check(driver.module_function(&made.function, made.module, name.c_str()), "cannot find " + name);
-    const auto ask = [&](int attribute) {
-        int value = 0;
-        check(driver.function_attribute(&value, attribute, made.function), "cannot ask about " + name);
-        return static_cast<uint32_t>(value);
-    };
     made.group = cuda_group(variant, architecture_);
     if (made.group.bytes > 0)
         check(driver.set_function_attribute(made.function, cuda::kMaxDynamicShared, static_cast<int>(made.group.bytes)),
               "cannot have the threadgroup memory of " + name);
-    made.registers = ask(cuda::kRegisters);
-    made.shared_bytes = ask(cuda::kSharedBytes);
-    made.local_bytes = ask(cuda::kLocalBytes);
+    int local_bytes = 0;
+    check(driver.function_attribute(&local_bytes, cuda::kLocalBytes, made.function), "cannot ask about " + name);
+    made.local_bytes = static_cast<uint32_t>(local_bytes);
     return made;
 }
 
@@ -413,10 +385,7 @@ void CudaDevice::wait(Ticket ticket) {
         const cuda::Result result = cuda::driver().event_wait(flight.event);
         if (result == cuda::kSuccess) continue;
         // An error of a kernel stays with the context: nothing works in it from then on.
-        const char* reason = nullptr;
-        cuda::driver().error_string(result, &reason);
-        lost_ = "cuda: the GPU failed in " + flight.what + ": " + (reason ? reason : "unknown reason") +
-                "; restart the process";
+        lost_ = "cuda: the GPU failed in " + flight.what + ": " + cuda::text_of(result) + "; restart the process";
         throw Error(ErrorKind::kDevice, lost_);
     }
 }
@@ -461,11 +430,7 @@ std::vector<std::pair<std::string, std::string>> CudaDevice::info() const {
 }
 
 std::vector<Variant> CudaDevice::variants() const {
-    std::vector<Variant> listed;
-    for (const auto& [kernel, consts] : std::span(kListedVariants, kListedVariantCount))
-        if (const_named(kKernels[kernel], consts, "BM").value_or(0) <= tile_rows().back())
-            listed.push_back({&kKernels[kernel], consts});
-    return listed;
+    return listed_variants(tile_rows());
 }
 
 }  // namespace

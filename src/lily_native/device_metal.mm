@@ -11,10 +11,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <map>
-#include <string_view>
 
 #include "device.h"
 #include "error.h"
@@ -40,23 +38,11 @@ constexpr uint64_t kArgStride = 256;         // satisfies every GPU's alignment 
 constexpr double kBufferSeconds = 0.05;      // of work in one command buffer, so that the screen stays alive
 constexpr uint32_t kCapturedSubmission = 3;  // of those with several programs, which only a step has
 
-// Whether LILY_DEBUG mentions a word.
-bool debug_wants(std::string_view word) {
-    const char* text = std::getenv("LILY_DEBUG");
-    return text != nullptr && std::string_view(text).find(word) != std::string_view::npos;
-}
-
-using PipelineKey = std::pair<uint32_t, Consts>;
-
-PipelineKey key_of(const Variant& variant) {
-    return {variant.kernel->index, variant.consts};
-}
-
 // The pipelines of one .metal file, or why there are none.
 struct Compiled {
     const ShaderFamily* family = nullptr;
     std::vector<Variant> variants;
-    std::map<PipelineKey, id<MTLComputePipelineState>> pipelines;
+    std::map<VariantKey, id<MTLComputePipelineState>> pipelines;
     std::string warnings;
     std::exception_ptr error;
 };
@@ -124,7 +110,7 @@ private:
     id<MTLResidencySet> resident_;
     MTLCommandBufferDescriptor* command_buffer_ = nil;
     std::vector<id<MTLBuffer>> buffers_;  // nil where released
-    std::map<PipelineKey, id<MTLComputePipelineState>> pipelines_;
+    std::map<VariantKey, id<MTLComputePipelineState>> pipelines_;
     PipelineCache cache_;
     bool tensor_ops_ = false;
     std::string tile_reason_, warnings_, residency_;
@@ -568,11 +554,7 @@ std::span<const uint32_t> MetalDevice::tile_rows() const {
 }
 
 std::vector<Variant> MetalDevice::variants() const {
-    std::vector<Variant> listed;
-    for (const auto& [kernel, consts] : std::span(kListedVariants, kListedVariantCount))
-        if (const_named(kKernels[kernel], consts, "BM").value_or(64) >= tile_rows().front())
-            listed.push_back({&kKernels[kernel], consts});
-    return listed;
+    return listed_variants(tile_rows());
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ constexpr uint32_t kPrefillRows[] = {1, 8, 32, 64, 256, 1024, 2048, 4096};
 
 // Before a device exists: what the largest of its kind take.
 uint32_t usual_prefill_rows(const std::string& device) {
-    return device == "cpu32" ? 256 : cuda_index(device) ? 8192 : kPrefillChunk;
+    return device == "cpu32" ? kWidePrefillChunk : cuda_index(device) ? kLargePrefillChunk : kPrefillChunk;
 }
 
 // Rows of a chunk: as asked for, or what suits the device, but no more than a context has.

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "error.h"
 
@@ -148,6 +149,12 @@ struct Variant {
     const KernelInfo* kernel;
     Consts consts;
 };
+
+// A variant in maps.
+using VariantKey = std::pair<uint32_t, Consts>;
+inline VariantKey key_of(const Variant& variant) {
+    return {variant.kernel->index, variant.consts};
+}
 
 // One kernel with everything it needs. Made by launch() of the generated structs, or by hand from a
 // KernelInfo.

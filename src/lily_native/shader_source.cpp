@@ -32,6 +32,15 @@ std::string function_name(const Variant& variant) {
     return name;
 }
 
+std::vector<Variant> listed_variants(std::span<const uint32_t> tile_rows) {
+    std::vector<Variant> listed;
+    for (const auto& [kernel, consts] : std::span(kListedVariants, kListedVariantCount)) {
+        const uint32_t height = const_named(kKernels[kernel], consts, "BM").value_or(tile_rows.front());
+        if (height >= tile_rows.front() && height <= tile_rows.back()) listed.push_back({&kKernels[kernel], consts});
+    }
+    return listed;
+}
+
 std::string metal_source(const ShaderFamily& family, std::span<const Variant> variants, bool tensor_ops) {
     std::string text = family.tiles && tensor_ops ? "#define LILY_TENSOR_OPS 1\n" : "";
     text += family.text;

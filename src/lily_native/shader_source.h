@@ -34,6 +34,9 @@ const ShaderFamily& family_of(const KernelInfo& kernel);
 // What a variant is called in a compiled library: the kernel's name and its consts, "qmv_4_2048".
 std::string function_name(const Variant& variant);
 
+// Of the variants that tests of kernels run, those whose tiles a GPU of these heights multiplies.
+std::vector<Variant> listed_variants(std::span<const uint32_t> tile_rows);
+
 // The text of a family and one instantiation for each of its variants among `variants`. With tensor_ops, tiles are
 // multiplied by the tensor operations of Metal 4, else by simdgroup matrices.
 std::string metal_source(const ShaderFamily& family, std::span<const Variant> variants, bool tensor_ops);

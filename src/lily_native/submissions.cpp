@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
@@ -64,6 +65,11 @@ void Flights::abandon(Ticket ticket) {
 void Flights::wait_idle() {
     std::unique_lock guard(mutex_);
     changed_.wait(guard, [&] { return flights_.empty(); });
+}
+
+bool debug_wants(std::string_view word) {
+    const char* text = std::getenv("LILY_DEBUG");
+    return text != nullptr && std::string_view(text).find(word) != std::string_view::npos;
 }
 
 void Trace::add(const std::string& kernel, double seconds) {

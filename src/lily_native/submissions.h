@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "device.h"
@@ -51,6 +52,9 @@ private:
     std::optional<Failure> failure_;
     std::string lost_;
 };
+
+// Whether LILY_DEBUG mentions a word.
+bool debug_wants(std::string_view word);
 
 // Device time by kernel.
 class Trace {

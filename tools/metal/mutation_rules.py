@@ -148,8 +148,8 @@ RULES = (
     Rule(
         "pipelines_not_retained",
         DEVICE,
-        r"    std::map<PipelineKey, id<MTLComputePipelineState>> pipelines_;",
-        "    std::map<PipelineKey, __unsafe_unretained id<MTLComputePipelineState>> pipelines_;",
+        r"    std::map<VariantKey, id<MTLComputePipelineState>> pipelines_;",
+        "    std::map<VariantKey, __unsafe_unretained id<MTLComputePipelineState>> pipelines_;",
     ),
     Rule("pool_leaves_with_exception", SUPPORT, r"error = current_failure\(\);", "throw;"),
     Rule("no_pool", SUPPORT, r"@autoreleasepool \{", "{"),

@@ -151,10 +151,6 @@ def _check_kernels(args: argparse.Namespace, report: _Report) -> None:
     variants: list[tuple[str, dict[str, int]]] = []
 
     def list_variants(check: Check) -> None:
-        if report.device.startswith("cuda"):
-            from lily import cuda
-
-            cuda.prepare()
         variants.extend(_native.variants(report.device))
         check.text = f"{len(variants)} variants on {report.device}"
 
