@@ -7,7 +7,6 @@
 // head, then keys, then values.
 // Reference: transformers Qwen3_5MoeAttention, eager_attention_forward; Dao et al., FlashAttention (2022), algorithm 1.
 #include "attend.h"
-#include "rope.h"
 
 struct attention_args {
     uint sessions;
@@ -19,70 +18,6 @@ struct attention_args {
     uint block;  // tokens of one
     float eps;
 };
-
-// Makes q of a KV head's query heads from the projection and, in the threadgroup that `writes` them, the row's k and v.
-template <uint GROUP, uint SIMDS>
-inline void attend_prepare(device const float* proj, device const bfloat* q_norm, device const bfloat* k_norm,
-                           device const float* inv_freq, uint position, uint kv_heads, uint kv_head, float eps,
-                           bool writes, device bfloat* k, device bfloat* v, threadgroup float* turn,
-                           threadgroup act_t* q, uint tid, uint lane, uint simd) {
-    make_turn(turn, inv_freq, position, tid, SIMDS * SIMD_WIDTH);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    device const float* queries = proj + kv_head * GROUP * 2 * HEAD_DIM;
-    device const float* key = proj + (2 * kv_heads * GROUP + kv_head) * HEAD_DIM;
-    device const float* value = key + kv_heads * HEAD_DIM;
-    for (uint part = simd; part < GROUP + (writes ? 2 : 0); part += SIMDS) {
-        float x[HEAD_PARTS];
-        if (part < GROUP) {
-            make_head(x, queries + part * 2 * HEAD_DIM, q_norm, turn, eps, lane);
-            for (uint j = 0; j < HEAD_PARTS; j++) x[j] *= QUERY_SCALE;
-            store_acts(q + part * HEAD_DIM + lane, SIMD_WIDTH, x, 1, HEAD_PARTS);
-        } else if (part == GROUP) {
-            make_head(x, key, k_norm, turn, eps, lane);
-            for (uint j = 0; j < HEAD_PARTS; j++) k[j * SIMD_WIDTH + lane] = bfloat(x[j]);
-        } else {
-            for (uint i = lane; i < HEAD_DIM; i += SIMD_WIDTH) v[i] = bfloat(value[i]);
-        }
-    }
-    threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
-}
-
-// Runs the simdgroup's share of tokens [first, last): every SIMDS-th run. first is a multiple of RUN.
-template <uint GROUP, uint SIMDS>
-inline void attend_range(thread attend<GROUP>& a, device bfloat* k_cache, device bfloat* v_cache,
-                         device const uint* table, uint kv_heads, uint kv_head, uint first, uint last, uint lane,
-                         uint simd) {
-    for (uint t = first + simd * RUN; t < last; t += SIMDS * RUN) {
-        const uint at = (cache_row(table, t) * kv_heads + kv_head) * HEAD_DIM;
-        if (t + SIMDS * RUN < last) {
-            const uint next = (cache_row(table, t + SIMDS * RUN) * kv_heads + kv_head) * HEAD_DIM;
-            rows_soon(k_cache + next, v_cache + next, kv_heads * HEAD_DIM, lane);
-        }
-        a.tokens(k_cache + at, v_cache + at, kv_heads * HEAD_DIM, RUN == 1 ? 1 : min(RUN, last - t), lane);
-    }
-}
-
-// Adds up head h over the simdgroups. out has HEAD_DIM values, relative to the returned {maximum, sum}.
-template <uint GROUP, uint SIMDS>
-inline float2 attend_merge(thread attend<GROUP>& a, uint h, threadgroup float* part, threadgroup float* stats,
-                           threadgroup float* out, uint tid, uint lane, uint simd) {
-    for (uint i = 0; i < LANE_DIMS; i++) part[simd * HEAD_DIM + lane * LANE_DIMS + i] = a.o[h][i];
-    if (lane == 0) {
-        stats[simd * 2] = a.most[h];
-        stats[simd * 2 + 1] = a.sum[h];
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    float most = -INFINITY, sum = 0;
-    for (uint s = 0; s < SIMDS; s++) most = max(most, stats[s * 2]);
-    for (uint s = 0; s < SIMDS; s++) sum = fma(stats[s * 2 + 1], precise::exp(stats[s * 2] - most), sum);
-    for (uint d = tid; d < HEAD_DIM; d += SIMDS * SIMD_WIDTH) out[d] = 0;
-    for (uint s = 0; s < SIMDS; s++) {
-        const float weight = precise::exp(stats[s * 2] - most);
-        for (uint d = tid; d < HEAD_DIM; d += SIMDS * SIMD_WIDTH) out[d] = fma(part[s * HEAD_DIM + d], weight, out[d]);
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    return float2(most, sum);
-}
 
 // attention_decode: one row; one threadgroup makes all query heads of a KV head, its simdgroups share the tokens.
 //   grid: (kv_heads, 1, 1)
@@ -106,29 +41,31 @@ KERNEL(attention_decode, 8)(
     constant attention_args& args       [[buffer(9)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(8), THREADS = SIMDS * SIMD_WIDTH;
+    constexpr uint SIMDS = attend_simds(), THREADS = SIMDS * SIMD_WIDTH;
     SHARED float turn[ROTARY_DIM];
     SHARED act_t q[GROUP * HEAD_DIM];
     SHARED float part[SIMDS * HEAD_DIM];
-    SHARED float stats[SIMDS * 2];
-    SHARED float out[HEAD_DIM];
-    const uint kv_head = group.x;
-    inputs_ready();
-    const uint position = step->position;
+    SHARED float part_stats[SIMDS * 2];
+    SHARED float out[GROUP * HEAD_DIM];
+    SHARED float stats[GROUP * 2];
+    const uint kv_head = group.x, position = step->position;
     device const uint* table = page_table + step->session * args.session_pages;
     const uint own = (cache_row(table, position) * args.kv_heads + kv_head) * HEAD_DIM;
+    const attend_span span = {k_cache, v_cache, table, args.kv_heads, kv_head, 0, position + 1};
+    attend_row<GROUP, SIMDS> a;
+    a.begin(span, position, lane, simd);
+    inputs_ready();
     attend_prepare<GROUP, SIMDS>(proj, q_norm, k_norm, inv_freq, position, args.kv_heads, kv_head, args.eps, true,
                                  k_cache + own, v_cache + own, turn, q, tid, lane, simd);
-    attend<GROUP> a;
-    a.begin(q, lane);
-    attend_range<GROUP, SIMDS>(a, k_cache, v_cache, table, args.kv_heads, kv_head, 0, position + 1, lane, simd);
+    a.finish(span, q, out, stats, part, part_stats, tid, lane, simd);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     UNROLL_TILE
     for (uint h = 0; h < GROUP; h++) {
-        const float2 stat = attend_merge<GROUP, SIMDS>(a, h, part, stats, out, tid, lane, simd);
         const uint head = kv_head * GROUP + h;
         device const float* gates = proj + (head * 2 + 1) * HEAD_DIM;
-        for (uint d = tid; d < HEAD_DIM; d += THREADS) out[d] = out[d] / stat[1] * sigmoid(gates[d]);
-        store_shared_acts(y + head * HEAD_DIM, out, HEAD_DIM, tid, THREADS);
+        threadgroup float* sums = out + h * HEAD_DIM;
+        for (uint d = tid; d < HEAD_DIM; d += THREADS) sums[d] = sums[d] / stats[h * 2 + 1] * sigmoid(gates[d]);
+        store_shared_acts(y + head * HEAD_DIM, sums, HEAD_DIM, tid, THREADS);
     }
     outputs_follow();
 }
@@ -157,33 +94,24 @@ KERNEL(attention_blocks, 8)(
     constant attention_args& args       [[buffer(10)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(8);
+    constexpr uint SIMDS = attend_simds();
     SHARED float turn[ROTARY_DIM];
     SHARED act_t q[GROUP * HEAD_DIM];
     SHARED float part[SIMDS * HEAD_DIM];
-    SHARED float local_stats[SIMDS * 2];
-    SHARED float out[HEAD_DIM];
+    SHARED float part_stats[SIMDS * 2];
     const uint kv_head = group.x, first = group.y * args.block;
-    inputs_ready();
     const uint position = step->position, last = min(first + args.block, position + 1);
-    if (first > position) return;
     device const uint* table = page_table + step->session * args.session_pages;
     const uint own = (cache_row(table, position) * args.kv_heads + kv_head) * HEAD_DIM;
+    const attend_span span = {k_cache, v_cache, table, args.kv_heads, kv_head, first, last};
+    attend_row<GROUP, SIMDS> a;
+    if (first <= position) a.begin(span, position, lane, simd);
+    inputs_ready();
+    if (first > position) return;
     attend_prepare<GROUP, SIMDS>(proj, q_norm, k_norm, inv_freq, position, args.kv_heads, kv_head, args.eps,
                                  last == position + 1, k_cache + own, v_cache + own, turn, q, tid, lane, simd);
-    attend<GROUP> a;
-    a.begin(q, lane);
-    attend_range<GROUP, SIMDS>(a, k_cache, v_cache, table, args.kv_heads, kv_head, first, last, lane, simd);
-    UNROLL_TILE
-    for (uint h = 0; h < GROUP; h++) {
-        const float2 stat = attend_merge<GROUP, SIMDS>(a, h, part, local_stats, out, tid, lane, simd);
-        const uint at = (group.y * args.kv_heads + kv_head) * GROUP + h;
-        for (uint d = tid; d < HEAD_DIM; d += SIMDS * SIMD_WIDTH) sums[at * HEAD_DIM + d] = out[d];
-        if (tid == 0) {
-            stats[at * 2] = stat[0];
-            stats[at * 2 + 1] = stat[1];
-        }
-    }
+    const uint at = (group.y * args.kv_heads + kv_head) * GROUP;
+    a.finish(span, q, sums + at * HEAD_DIM, stats + at * 2, part, part_stats, tid, lane, simd);
     outputs_follow();
 }
 

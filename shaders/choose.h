@@ -36,3 +36,13 @@ inline float choose_experts(device const float* row, uint experts, uint count, I
     return sum;
 }
 #endif
+
+// What a row's router hands to the experts, for one simdgroup: its choice, the weights, which sum to 1, and behind them
+// the shared expert's. ids and weights as above; they are lane 0's.
+template <uint E, class I, class W>
+inline void route_row(device const float* row, uint experts, uint used, I ids, W weights, uint lane) {
+    const float sum = choose_experts<E>(row, experts, used, ids, weights, lane);
+    if (lane != 0) return;
+    for (uint j = 0; j < used; j++) weights[j] /= sum;
+    weights[used] = sigmoid(row[experts]);
+}

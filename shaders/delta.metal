@@ -156,39 +156,58 @@ KERNEL(delta_mix, 16)(
 {
     constexpr uint SIMDS = simdgroups(16), THREADS = SIMDS * SIMD_WIDTH;
     constexpr uint OWN = DELTA_DIM / SIMDS, AT_ONCE = OWN < 8 ? OWN : 8;
+    constexpr uint SIDES = larger(THREADS / DELTA_DIM, 1), SIDE = THREADS / SIDES;
     SHARED float qkv[3 * DELTA_DIM];
     SHARED float mixed[DELTA_DIM];
+    SHARED float output_gate[DELTA_DIM];
+    SHARED float gates[2];
     const uint head = group.x, sharing = args.value_heads / args.key_heads, key_head = head / sharing;
-    inputs_ready();
+    // Only proj is of the launch before; the states take longest to come.
     const bool fresh = step->position == 0;
     device float* now = state + (state_now(step) * args.value_heads + head) * DELTA_DIM * DELTA_DIM;
     device float* next = state + (state_next(step) * args.value_heads + head) * DELTA_DIM * DELTA_DIM;
+    device const float* conv_now = conv + state_now(step) * CONV_TAIL * args.channels;
+    device float* conv_next = conv + state_next(step) * CONV_TAIL * args.channels;
     delta_rows<AT_ONCE> s;
-    s.load(now + simd * OWN * DELTA_DIM, fresh, lane);  // takes longest to come
-    for (uint p = 0; p < 3; p++) {
-        const uint at = (p == 2 ? 2 * args.key_heads + head : p * args.key_heads + key_head) * DELTA_DIM;
+    s.load(now + simd * OWN * DELTA_DIM, fresh, lane);
+    for (uint part = tid / SIDE; part < 3; part += SIDES) {
+        const uint at = (part == 2 ? 2 * args.key_heads + head : part * args.key_heads + key_head) * DELTA_DIM;
+        fetch_soon(conv_w + at * CONV_WIDTH, DELTA_DIM * CONV_WIDTH, tid % SIDE);
+        for (uint t = 0; t < CONV_TAIL; t++) fetch_soon(conv_now + t * args.channels + at, DELTA_DIM, tid % SIDE);
+    }
+    inputs_ready();
+    outputs_follow();
+    for (uint part = tid / SIDE; part < 4; part += SIDES) {
+        if (part == 3) {
+            device const float* z = proj + args.z + head * DELTA_DIM;
+            for (uint i = tid % SIDE; i < DELTA_DIM; i += SIDE) output_gate[i] = silu(z[i]);
+            device const float* a = proj + args.a + head;
+            const float2 gate = delta_gates(a[0], a[args.value_heads], a_log[head], float(dt_bias[head]));
+            if (tid % SIDE == 0) {
+                gates[0] = gate[0];
+                gates[1] = gate[1];
+            }
+            continue;
+        }
+        const uint at = (part == 2 ? 2 * args.key_heads + head : part * args.key_heads + key_head) * DELTA_DIM;
         // Value heads share the channels of a key head; the first of them carries those on.
-        convolve_head(proj + at, conv_w + at * CONV_WIDTH, conv + state_now(step) * CONV_TAIL * args.channels + at,
-                      conv + state_next(step) * CONV_TAIL * args.channels + at, args.channels, fresh,
-                      p == 2 || head % sharing == 0, qkv + p * DELTA_DIM, tid, THREADS);
+        convolve_head(proj + at, conv_w + at * CONV_WIDTH, conv_now + at, conv_next + at, args.channels, fresh,
+                      part == 2 || head % sharing == 0, qkv + part * DELTA_DIM, tid % SIDE, SIDE);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint p = simd; p < 2; p += SIMDS)
         to_unit_length(qkv + p * DELTA_DIM, p == 0 ? precise::rsqrt(float(DELTA_DIM)) : 1.0f, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    device const float* a = proj + args.a;
-    const float2 gate = delta_gates(a[head], a[args.value_heads + head], a_log[head], float(dt_bias[head]));
+    const float2 gate = float2(gates[0], gates[1]);
     for (uint r = simd * OWN; r < (simd + 1) * OWN; r += AT_ONCE) {
         if (r > simd * OWN) s.load(now + r * DELTA_DIM, fresh, lane);
         s.update(qkv, qkv + DELTA_DIM, qkv + 2 * DELTA_DIM + r, gate, mixed + r, lane);
         s.store(next + r * DELTA_DIM, lane);
     }
-    outputs_follow();
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    device const float* z = proj + args.z + head * DELTA_DIM;
     const float squares = simd_sum(lane_squares(mixed, DELTA_DIM, lane, SIMD_WIDTH));
     const float scale = precise::rsqrt(squares / float(DELTA_DIM) + args.eps);
     // Into qkv, because other simdgroups may still be at their squares.
-    for (uint i = tid; i < DELTA_DIM; i += THREADS) qkv[i] = mixed[i] * scale * float(norm[i]) * silu(z[i]);
+    for (uint i = tid; i < DELTA_DIM; i += THREADS) qkv[i] = mixed[i] * scale * float(norm[i]) * output_gate[i];
     store_shared_acts(y + head * DELTA_DIM, qkv, DELTA_DIM, tid, THREADS);
 }

@@ -14,7 +14,7 @@ struct head_args {
 };
 
 // head_logits: as qmv, into the next generation's logits.
-//   grid: ((vocab + mv_rows(K) - 1) / mv_rows(K), 1, 1)
+//   grid: ((vocab + MV_SETS * mv_rows(K) - 1) / (MV_SETS * mv_rows(K)), 1, 1)
 //   const: K = hidden
 //   bytes: logits = vocab * 4
 //   used: encode_head
@@ -29,13 +29,13 @@ KERNEL(head_logits, 8)(
     constant head_args&     args   [[buffer(6)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K), SPLIT = mv_split(K);
-    SHARED float part[SIMDS * MV_ROWS];
+    constexpr uint SIMDS = simdgroups(8), SPLIT = mv_split(K), APART = mv_rows(K), ROWS = MV_SETS * APART;
+    SHARED float part[MV_SETS * SIMDS * MV_ROWS];
     const uint k = K ? K : args.hidden, first = group.x * ROWS, left = args.vocab - first;
-    mv_ahead<4, SPLIT> ahead;
-    ahead.begin(w, scales, biases, k, first, left, lane, simd);
+    mv_ahead<4, SPLIT, K, MV_SETS> ahead;
+    ahead.begin(w, scales, biases, k, first, APART, left, lane, simd);
     inputs_ready();
-    mv_finish(ahead, x, w, scales, biases, k, first, left, part, lane, simd);
+    mv_finish(ahead, x, w, scales, biases, k, first, APART, left, part, lane, simd);
     outputs_follow();
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = tid; i < min(ROWS, left); i += SIMDS * SIMD_WIDTH)

@@ -30,8 +30,9 @@ template <class T> inline T narrowed(float v) { return T(v); }
 template <> inline half narrowed<half>(float v) { return half(v != v ? v : clamp(v, -65504.0f, 65504.0f)); }
 inline act_t to_act(float v) { return narrowed<act_t>(v); }
 
-// Called before a launch's first dependent read, and when little of it is left to do. They let a device overlap the
-// start of a launch with the end of the one before; on Metal and the CPU they are nothing.
+// Called before a launch's first read of what the launch before it wrote, and when the next launch may begin: at once,
+// if it only fetches weights until then, or when little is left to do. They let a device overlap launches; on Metal and
+// the CPU they are nothing. What launches before the last one wrote can be read earlier.
 #ifndef LILY_TUNED_OVERLAP
 inline void inputs_ready() {}
 inline void outputs_follow() {}

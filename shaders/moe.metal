@@ -34,13 +34,8 @@ KERNEL(moe_route, 1)(
 {
     inputs_ready();
     if (group.x >= step->rows) return;
-    device const float* row = logits + group.x * args.n;
-    device float* out = weights + group.x * (args.used + 1);
-    const float sum = choose_experts<E>(row, args.experts, args.used, ids + group.x * args.used, out, lane);
-    if (lane == 0) {
-        for (uint j = 0; j < args.used; j++) out[j] /= sum;
-        out[args.used] = sigmoid(row[args.experts]);
-    }
+    route_row<E>(logits + group.x * args.n, args.experts, args.used, ids + group.x * args.used,
+                 weights + group.x * (args.used + 1), lane);
     outputs_follow();
 }
 
@@ -192,34 +187,31 @@ KERNEL(expert_mv_gate_up, 8)(
     SHARED float part[2 * SIMDS * MV_ROWS];
     SHARED float made[SIMDS * MV_ROWS];
     SHARED uint chosen[MAX_USED];
-    SHARED float share[MAX_USED];
+    SHARED float share[MAX_USED + 1];
     const bool routed = group.y < args.used, hands_on = group.x == 0 && group.y == 0;
     const uint k = K ? K : args.hidden, inner = routed ? args.inner : args.shared_inner, first = group.x * ROWS;
     inputs_ready();
+    outputs_follow();
     if (first >= inner) return;
     const auto row_x = mv_input<K ? K : MAX_HIDDEN>(x, k, tid, THREADS);
-    if (routed && simd == 0) {
-        const uint count = hands_on ? args.used : group.y + 1;  // the choices after its own do not matter
-        const float sum = choose_experts<E>(logits, args.experts, count, chosen, share, lane);
-        if (hands_on && lane == 0) {
-            for (uint j = 0; j < args.used; j++) {
-                ids[j] = chosen[j];
-                weights[j] = share[j] / sum;
-            }
-            weights[args.used] = sigmoid(logits[args.experts]);
-        }
-    }
+    if (hands_on && simd == 0)
+        route_row<E>(logits, args.experts, args.used, chosen, share, lane);
+    else if (routed && simd == 0)  // the choices after its own do not matter
+        choose_experts<E>(logits, args.experts, group.y + 1, chosen, share, lane);
+    mv_input_ready();
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const uint row = (routed ? chosen[group.y] * 2 * inner : 0) + first, left = inner - first;
+    if (hands_on)
+        for (uint i = tid; i <= args.used; i += THREADS) {
+            weights[i] = share[i];
+            if (i < args.used) ids[i] = chosen[i];
+        }
+    const uint row = (routed ? chosen[group.y] * 2 * inner : 0) + first, left = 2 * inner - first;
     device const uint4* own_w = routed ? w : shared_w;
     device const bfloat* own_scales = routed ? scales : shared_scales;
     device const bfloat* own_biases = routed ? biases : shared_biases;
-    mv_ahead<4, SPLIT> gate_ahead, up_ahead;
-    gate_ahead.begin(own_w, own_scales, own_biases, k, row, left, lane, simd);
-    up_ahead.begin(own_w, own_scales, own_biases, k, row + inner, left, lane, simd);
-    mv_finish(gate_ahead, row_x, own_w, own_scales, own_biases, k, row, left, part, lane, simd);
-    mv_finish(up_ahead, row_x, own_w, own_scales, own_biases, k, row + inner, left, part + SIMDS * MV_ROWS, lane, simd);
-    outputs_follow();
+    mv_ahead<4, SPLIT, K, 2> ahead;  // gate and up
+    ahead.begin(own_w, own_scales, own_biases, k, row, inner, left, lane, simd);
+    mv_finish(ahead, row_x, own_w, own_scales, own_biases, k, row, inner, left, part, lane, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint rows = min(ROWS, inner - first);
     for (uint i = tid; i < rows; i += THREADS) {
@@ -231,10 +223,21 @@ KERNEL(expert_mv_gate_up, 8)(
 
 constant constexpr uint DOWN_SPLIT = SIMD_WIDTH == 1 ? 1 : 4;  // simdgroups that share one expert's rows
 
+// One expert's matrix in expert_mv_down, the shared one's last: where a threadgroup's rows begin, and their width.
+struct down_rows {
+    device const uint4* w;
+    device const bfloat* scales;
+    device const bfloat* biases;
+    uint k;
+    uint row;
+};
+
 // expert_mv_down: decode; one threadgroup makes MV_ROWS values of every chosen expert's output, and adds them to the
-// residual stream as moe_combine does.
+// residual stream as moe_combine does. The choice is that of the launch before, or made again, to have the weights on
+// their way while that one runs.
 //   grid: ((hidden + MV_ROWS - 1) / MV_ROWS, 1, 1)
 //   const: K = inner, KS = shared_inner
+//   bytes: logits = 0
 //   bytes: w = used * inner * hidden / 2
 //   bytes: scales = used * inner * hidden / 32
 //   bytes: biases = used * inner * hidden / 32
@@ -243,54 +246,78 @@ constant constexpr uint DOWN_SPLIT = SIMD_WIDTH == 1 ? 1 : 4;  // simdgroups tha
 template <uint K, uint KS>
 KERNEL(expert_mv_down, 8)(
     device const act_t*      h             [[buffer(0)]],   // [used * inner + shared_inner]
-    device const uint*       ids           [[buffer(1)]],   // [used]
-    device const float*      weights       [[buffer(2)]],   // [used + 1]
-    device const uint4*      w             [[buffer(3)]],   // [experts, hidden, inner / 32]
-    device const bfloat*     scales        [[buffer(4)]],   // [experts, hidden, inner / 64]
-    device const bfloat*     biases        [[buffer(5)]],   // [experts, hidden, inner / 64]
-    device const uint4*      shared_w      [[buffer(6)]],   // [hidden, shared_inner / 32]
-    device const bfloat*     shared_scales [[buffer(7)]],   // [hidden, shared_inner / 64]
-    device const bfloat*     shared_biases [[buffer(8)]],   // [hidden, shared_inner / 64]
-    device float*            x             [[buffer(9)]],   // [hidden]
-    constant expert_mv_args& args          [[buffer(10)]],
+    device const float*      logits        [[buffer(1)]],   // [n]
+    device const uint*       ids           [[buffer(2)]],   // [used]
+    device const float*      weights       [[buffer(3)]],   // [used + 1]
+    device const uint4*      w             [[buffer(4)]],   // [experts, hidden, inner / 32]
+    device const bfloat*     scales        [[buffer(5)]],   // [experts, hidden, inner / 64]
+    device const bfloat*     biases        [[buffer(6)]],   // [experts, hidden, inner / 64]
+    device const uint4*      shared_w      [[buffer(7)]],   // [hidden, shared_inner / 32]
+    device const bfloat*     shared_scales [[buffer(8)]],   // [hidden, shared_inner / 64]
+    device const bfloat*     shared_biases [[buffer(9)]],   // [hidden, shared_inner / 64]
+    device float*            x             [[buffer(10)]],  // [hidden]
+    constant expert_mv_args& args          [[buffer(11)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(8);
+    constexpr uint SIMDS = simdgroups(8), THREADS = SIMDS * SIMD_WIDTH;
     SHARED float part[(MAX_USED + 1) * DOWN_SPLIT * MV_ROWS];
-    inputs_ready();
-    const uint first = group.x * MV_ROWS, left = args.hidden - first;
-    const uint parts = (args.used + 1) * DOWN_SPLIT;
-    for (uint begin = simd; begin < parts; begin += SIMDS * DOWN_AHEAD) {
-        mv_ahead<4, DOWN_SPLIT> ahead[DOWN_AHEAD];
+    SHARED float made[(MAX_USED + 1) * MV_ROWS];
+    SHARED float before[MV_ROWS];
+    SHARED uint chosen[MAX_USED];
+    SHARED float share[MAX_USED + 1];
+    const uint first = group.x * MV_ROWS, left = args.hidden - first, rows = min(MV_ROWS, left);
+    const uint parts = (args.used + 1) * DOWN_SPLIT, inner = K ? K : args.inner;
+    device const act_t* row_h = h;
+    if (!CHOOSE_AGAIN) inputs_ready();
+    if (CHOOSE_AGAIN && simd == 0) route_row<0>(logits, args.experts, args.used, chosen, share, lane);
+    if (!CHOOSE_AGAIN)
+        for (uint i = tid; i <= args.used; i += THREADS) {
+            share[i] = weights[i];
+            if (i < args.used) chosen[i] = ids[i];
+        }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint begin = 0; begin < parts; begin += SIMDS * DOWN_AHEAD) {
+        down_rows own[DOWN_AHEAD];
+        mv_ahead<4, DOWN_SPLIT, larger(K, KS)> ahead[DOWN_AHEAD];
         UNROLL_TILE
         for (uint turn = 0; turn < DOWN_AHEAD; turn++) {
-            const uint p = begin + turn * SIMDS, e = p / DOWN_SPLIT;
-            if (p >= parts) continue;
-            const bool routed = e < args.used;
-            ahead[turn].begin(routed ? w : shared_w, routed ? scales : shared_scales, routed ? biases : shared_biases,
-                           routed ? (K ? K : args.inner) : (KS ? KS : args.shared_inner),
-                           (routed ? ids[e] * args.hidden : 0) + first, left, lane, p % DOWN_SPLIT);
+            const uint e = min(begin + turn * SIMDS + simd, parts - 1) / DOWN_SPLIT;
+            if (e < args.used)
+                own[turn] = {w, scales, biases, inner, chosen[e] * args.hidden + first};
+            else
+                own[turn] = {shared_w, shared_scales, shared_biases, KS ? KS : args.shared_inner, first};
         }
         UNROLL_TILE
         for (uint turn = 0; turn < DOWN_AHEAD; turn++) {
-            const uint p = begin + turn * SIMDS, e = p / DOWN_SPLIT;
-            if (p >= parts) continue;
-            const bool routed = e < args.used;
-            mv_finish(ahead[turn], h + e * args.inner, routed ? w : shared_w, routed ? scales : shared_scales,
-                      routed ? biases : shared_biases, routed ? (K ? K : args.inner) : (KS ? KS : args.shared_inner),
-                      (routed ? ids[e] * args.hidden : 0) + first, left, part + e * DOWN_SPLIT * MV_ROWS, lane,
-                      p % DOWN_SPLIT);
+            const uint p = begin + turn * SIMDS + simd;
+            const down_rows o = own[turn];
+            if (p < parts) ahead[turn].begin(o.w, o.scales, o.biases, o.k, o.row, MV_ROWS, left, lane, p % DOWN_SPLIT);
+        }
+        if (begin == 0) {
+            if (CHOOSE_AGAIN) inputs_ready();
+            outputs_follow();
+            row_h = mv_input<K ? 16 * K : 8>(h, args.used * inner + args.shared_inner, tid, THREADS);
+            for (uint i = tid; i < rows; i += THREADS) before[i] = x[first + i];
+            mv_input_ready();
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+        }
+        UNROLL_TILE
+        for (uint turn = 0; turn < DOWN_AHEAD; turn++) {
+            const uint p = begin + turn * SIMDS + simd, e = p / DOWN_SPLIT;
+            const down_rows o = own[turn];
+            if (p < parts)
+                mv_finish(ahead[turn], row_h + e * inner, o.w, o.scales, o.biases, o.k, o.row, MV_ROWS, left,
+                          part + e * DOWN_SPLIT * MV_ROWS, lane, p % DOWN_SPLIT);
         }
     }
-    outputs_follow();
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = tid; i < min(MV_ROWS, left); i += SIMDS * SIMD_WIDTH) {
+    for (uint i = tid; i < (args.used + 1) * MV_ROWS; i += THREADS)
+        made[i] = mv_row<DOWN_SPLIT>(part + i / MV_ROWS * DOWN_SPLIT * MV_ROWS, i % MV_ROWS) * float(SWIGLU_SHIFT);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = tid; i < rows; i += THREADS) {
         float sum = 0;
-        for (uint j = 0; j <= args.used; j++) {
-            const float y = mv_row<DOWN_SPLIT>(part + j * DOWN_SPLIT * MV_ROWS, i) * float(SWIGLU_SHIFT);
-            sum = fma(weights[j], y, sum);
-        }
-        x[first + i] += sum;
+        for (uint j = 0; j <= args.used; j++) sum = fma(share[j], made[j * MV_ROWS + i], sum);
+        x[first + i] = before[i] + sum;
     }
 }
 

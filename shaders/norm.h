@@ -20,3 +20,19 @@ inline void normalise_row(device const float* x, device const bfloat* w, Y y, ui
     const float scale = precise::rsqrt(sum / float(dim) + eps);
     store_scaled(y, x, w, scale, dim, tid, SIMDS * SIMD_WIDTH);
 }
+
+// normalise_row for a launch that begins with it: the norm's weights are on their way before the inputs are ready, if a
+// device gains by that. K is dim, or 0 if that is known only at run time.
+#ifdef LILY_NORM_HEADER
+#include LILY_NORM_HEADER
+#endif
+#ifndef LILY_TUNED_NORM_AHEAD
+template <uint SIMDS, uint K> struct norm_ahead {
+    void begin(device const bfloat*, uint) thread {}
+    template <class Y>
+    void finish(device const float* x, device const bfloat* w, Y y, uint dim, float eps, threadgroup float* part,
+                uint tid, uint lane, uint simd) const thread {
+        normalise_row<SIMDS>(x, w, y, dim, eps, part, tid, lane, simd);
+    }
+};
+#endif

@@ -14,6 +14,8 @@ template <uint BITS> inline float quant_at(uint word, uint i) {
 
 #ifndef LILY_SHAPES
 constant constexpr uint SPLIT_2048 = 4;  // simdgroups that share a k of 2,048 or more
+constant constexpr uint MV_SETS = 1;     // sets of rows that a threadgroup makes of a large 4-bit matrix
+constant constexpr bool CHOOSE_AGAIN = false;  // rather than wait for a choice of experts that another launch makes
 constant constexpr uint DOWN_AHEAD = 1;  // parts of experts' outputs whose weights are on their way at once
 #endif
 
@@ -69,6 +71,9 @@ constexpr uint mv_split(uint k) {
 
 // Rows of a matrix-vector product that a threadgroup of 8 simdgroups makes.
 constexpr uint mv_rows(uint k) { return simdgroups(8) / mv_split(k) * MV_ROWS; }
+
+// Sets of so many rows that a threadgroup makes of a large matrix.
+constexpr uint mv_sets(uint bits) { return bits == 4 ? MV_SETS : 1; }
 
 // Rows of a lane's that exist where the matrix goes on for `left` rows. All do on a GPU: sizes are multiples of 64.
 inline uint mv_lane_rows(uint left) { return SIMD_WIDTH == 1 ? min(ROWS_PER_LANE, left) : ROWS_PER_LANE; }
@@ -147,26 +152,32 @@ inline void mv_many(device const act_t* x, uint count, device const uint4* w, de
 }
 #endif
 
-// The first weights of a threadgroup's product, as mv_partials takes them: on their way before the launch's inputs are
-// ready, where a device gains by it. mv_finish is mv_partials behind begin() of the same matrix and row.
+// The first weights of a threadgroup's product of SETS sets of mv_rows(K) rows, on their way before the launch's inputs
+// are ready, where a device gains by it. Sets are `apart` rows from each other; `left` rows from the first one on the
+// matrix ends. mv_finish is mv_partials of each set, behind begin() of the same matrix and row. K is k, or 0 if that is
+// known only at run time.
 #ifndef LILY_TUNED_AHEAD
-template <uint BITS, uint SPLIT> struct mv_ahead {
-    void begin(device const uint4*, device const bfloat*, device const bfloat*, uint, uint, uint, uint, uint) thread {}
+template <uint BITS, uint SPLIT, uint K = 0, uint SETS = 1> struct mv_ahead {
+    void begin(device const uint4*, device const bfloat*, device const bfloat*, uint /*k*/, uint /*row*/,
+               uint /*apart*/, uint /*left*/, uint /*lane*/, uint /*simd*/) thread {}
 };
 
-template <uint BITS, uint SPLIT, class X>
-inline void mv_finish(const thread mv_ahead<BITS, SPLIT>&, X x, device const uint4* w, device const bfloat* scales,
-                      device const bfloat* biases, uint k, uint row, uint left, threadgroup float* part, uint lane,
-                      uint simd) {
-    mv_partials<BITS, SPLIT>(x, w, scales, biases, k, row, left, part, lane, simd);
+template <uint BITS, uint SPLIT, uint K, uint SETS, class X>
+inline void mv_finish(const thread mv_ahead<BITS, SPLIT, K, SETS>&, X x, device const uint4* w,
+                      device const bfloat* scales, device const bfloat* biases, uint k, uint row, uint apart, uint left,
+                      threadgroup float* part, uint lane, uint simd) {
+    for (uint s = 0; s < SETS && s * apart < left; s++)
+        mv_partials<BITS, SPLIT>(x, w, scales, biases, k, row + s * apart, min(apart, left - s * apart),
+                                 part + s * simdgroups(8) * MV_ROWS, lane, simd);
 }
 #endif
 
-// Where a threadgroup reads the n values of x after a barrier: where they are, or in threadgroup memory, if that is
-// closer and MOST values have room for them.
+// Where a threadgroup reads the n values of x, after mv_input_ready() and a barrier: where they are, or in threadgroup
+// memory, if that is closer and MOST values have room for them.
 #ifndef LILY_TUNED_INPUT
 template <uint MOST>
 inline device const act_t* mv_input(device const act_t* x, uint /*n*/, uint /*tid*/, uint /*threads*/) {
     return x;
 }
+inline void mv_input_ready() {}
 #endif

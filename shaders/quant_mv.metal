@@ -60,20 +60,23 @@ KERNEL(qmv_add, 8)(
     constant qmv_args&      args   [[buffer(6)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K);
+    constexpr uint SIMDS = simdgroups(8), THREADS = SIMDS * SIMD_WIDTH, ROWS = mv_rows(K);
     SHARED float part[SIMDS * MV_ROWS];
+    SHARED float before[SIMDS * MV_ROWS];
     const uint k = K ? K : args.k, first = group.x * ROWS, left = args.n - first;
-    mv_ahead<BITS, mv_split(K)> ahead;
-    ahead.begin(w, scales, biases, k, first, left, lane, simd);
+    mv_ahead<BITS, mv_split(K), K> ahead;
+    ahead.begin(w, scales, biases, k, first, mv_rows(K), left, lane, simd);
     inputs_ready();
-    if (group.y >= step->rows) return;
-    const auto row = mv_input<K && K < MAX_HIDDEN ? K : MAX_HIDDEN>(x + group.y * k, k, tid, SIMDS * SIMD_WIDTH);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    mv_finish(ahead, row, w, scales, biases, k, first, left, part, lane, simd);
     outputs_follow();
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (group.y >= step->rows) return;
+    const auto row = mv_input<K && K < MAX_HIDDEN ? K : MAX_HIDDEN>(x + group.y * k, k, tid, THREADS);
     device float* out = y + group.y * args.n + first;
-    for (uint i = tid; i < min(ROWS, left); i += SIMDS * SIMD_WIDTH) out[i] += mv_row<mv_split(K)>(part, i);
+    for (uint i = tid; i < min(ROWS, left); i += THREADS) before[i] = out[i];  // on its way as early as x
+    mv_input_ready();
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    mv_finish(ahead, row, w, scales, biases, k, first, mv_rows(K), left, part, lane, simd);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = tid; i < min(ROWS, left); i += THREADS) out[i] = before[i] + mv_row<mv_split(K)>(part, i);
 }
 
 struct norm_qmv_args {
@@ -83,7 +86,7 @@ struct norm_qmv_args {
 };
 
 // norm_qmv: decode; rms_norm, then qmv. Every threadgroup normalises the row for itself, the first one hands it on.
-//   grid: ((n + mv_rows(K) - 1) / mv_rows(K), 1, 1)
+//   grid: ((n + mv_sets(BITS) * mv_rows(K) - 1) / (mv_sets(BITS) * mv_rows(K)), 1, 1)
 //   const: BITS <= 8, K = k
 //   used: encode_normed
 template <uint BITS, uint K>
@@ -98,20 +101,22 @@ KERNEL(norm_qmv, 8)(
     constant norm_qmv_args& args   [[buffer(7)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(8), ROWS = mv_rows(K);
+    constexpr uint SIMDS = simdgroups(8), THREADS = SIMDS * SIMD_WIDTH;
+    constexpr uint SETS = mv_sets(BITS), ROWS = SETS * mv_rows(K);
     SHARED act_t row[K ? K : MAX_HIDDEN];
-    SHARED float part[SIMDS * MV_ROWS];
+    SHARED float part[MV_SETS * SIMDS * MV_ROWS];
     const uint k = K ? K : args.k, first = group.x * ROWS, left = args.n - first;
-    mv_ahead<BITS, mv_split(K)> ahead;
-    ahead.begin(w, scales, biases, k, first, left, lane, simd);
-    fetch_soon(norm, k, tid);
+    mv_ahead<BITS, mv_split(K), K, SETS> ahead;
+    ahead.begin(w, scales, biases, k, first, mv_rows(K), left, lane, simd);
+    norm_ahead<SIMDS, K> normed;
+    normed.begin(norm, tid);
     inputs_ready();
-    normalise_row<SIMDS>(x, norm, row, k, args.eps, part, tid, lane, simd);
+    outputs_follow();
+    normed.finish(x, norm, row, k, args.eps, part, tid, lane, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (group.x == 0)
-        for (uint i = tid; i < k; i += SIMDS * SIMD_WIDTH) h[i] = row[i];
-    mv_finish(ahead, row, w, scales, biases, k, first, left, part, lane, simd);
-    outputs_follow();
+        for (uint i = tid; i < k; i += THREADS) h[i] = row[i];
+    mv_finish(ahead, row, w, scales, biases, k, first, mv_rows(K), left, part, lane, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = tid; i < min(ROWS, left); i += SIMDS * SIMD_WIDTH) y[first + i] = mv_row<mv_split(K)>(part, i);
+    for (uint i = tid; i < min(ROWS, left); i += THREADS) y[first + i] = mv_row<mv_split(K)>(part, i);
 }

@@ -226,38 +226,121 @@ inline uint2 kept_mass(device const uint* mass, device const float* adjusted, ui
     return uint2(sum, most);
 }
 
-// sample_pick: one threadgroup applies top-k, top-p and min-p to the masses, draws, and ends the step.
-//   grid: (1, 1, 1)
-//   bytes: logits = 4
-//   bytes: ring = 8
-//   reads: step = 24
-//   used: encode_tail
-KERNEL(sample_pick, 8)(
-    device const uint*         mass     [[buffer(0)]],  // [vocab]
-    device const float*        adjusted [[buffer(1)]],  // [vocab]
-    device const float*        logits   [[buffer(2)]],  // [sessions, GENERATIONS, vocab]
-    device const float*        stats    [[buffer(3)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 2]
-    device const uint*         indices  [[buffer(4)]],  // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK]
-    device const SampleParams* params   [[buffer(5)]],  // [sessions]
-    device StepState*          step     [[buffer(6)]],  // [1]
-    device uint*               tokens   [[buffer(7)]],  // [1]
-    device uint*               ring     [[buffer(8)]],  // [TOKEN_RING, 2]
-    constant sample_args&      args     [[buffer(9)]],
-    GRID)
-{
-    constexpr uint SIMDS = simdgroups(8), THREADS = SIMDS * SIMD_WIDTH;
-    SHARED atomic_uint bins[256];
-    SHARED uint part[SIMDS * 2];
-    SHARED uint sums[THREADS];
-    inputs_ready();
-    device const SampleParams* p = params + step->session;
-    const uint vocab = args.vocab, top_k = p->top_k;
-    const float top_p = p->top_p, min_p = p->min_p;
+constant constexpr uint MAX_CHOICES = 512;  // of a list in threadgroup memory
+
+// Tokens to choose from, so few that each can be compared with each: in any order, ids and what they have.
+struct choice_list {
+    threadgroup uint* ids;
+    threadgroup uint* logits;  // as ordered() tells them
+    threadgroup uint* mass;    // 0 once a token is not left
+    uint count;
+};
+
+// The top_k-th largest of the blocks' maxima, of which as many tokens are at least as large; top_k <= blocks. For a
+// threadgroup; `found` has one value.
+inline float block_floor(device const float* stats, uint blocks, uint top_k, threadgroup float* found, uint tid,
+                         uint threads) {
+    for (uint b = tid; b < blocks; b += threads) {
+        uint larger = 0, equal = 0;
+        for (uint j = 0; j < blocks; j++) {
+            larger += stats[j * 2] > stats[b * 2] ? 1 : 0;
+            equal += stats[j * 2] == stats[b * 2] ? 1 : 0;
+        }
+        if (larger < top_k && top_k <= larger + equal) found[0] = stats[b * 2];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    return found[0];
+}
+
+// Lists the tokens whose logits are at least `floor`, as far as there is room; returns how many there are.
+template <uint THREADS>
+inline uint list_choices(device const uint* mass, device const float* adjusted, uint vocab, float floor,
+                         choice_list list, threadgroup atomic_uint* counter, uint tid) {
+    constexpr uint TURN = 8;  // on their way at once
+    if (tid == 0) atomic_store_explicit(counter, 0u, memory_order_relaxed);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint first = tid; first < vocab; first += TURN * THREADS) {
+        float v[TURN];
+        for (uint j = 0; j < TURN; j++) v[j] = first + j * THREADS < vocab ? adjusted[first + j * THREADS] : -INFINITY;
+        for (uint j = 0; j < TURN; j++) {
+            const uint id = first + j * THREADS;
+            if (id >= vocab || !(v[j] >= floor)) continue;
+            const uint place = atomic_fetch_add_explicit(counter, 1u, memory_order_relaxed);
+            if (place >= MAX_CHOICES) continue;
+            list.ids[place] = id;
+            list.logits[place] = ordered(v[j]);
+            list.mass[place] = mass[id];
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint count = atomic_load_explicit(counter, memory_order_relaxed);
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // the counter may be used for something else
+    return count;
+}
+
+// Sum and largest of the listed masses; every thread adds all of them.
+inline uint2 listed_mass(choice_list list) {
+    uint sum = 0, most = 0;
+    for (uint j = 0; j < list.count; j++) {
+        sum += list.mass[j];
+        most = max(most, list.mass[j]);
+    }
+    return uint2(sum, most);
+}
+
+// Takes the masses of listed tokens below `least`. For a threadgroup.
+inline void drop_below(choice_list list, uint least, uint tid, uint threads) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = tid; i < list.count; i += threads)
+        if (list.mass[i] < least) list.mass[i] = 0;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// What sample_pick does, among listed tokens: among them are all that top-k leaves. The chosen one to `chosen`.
+inline void pick_listed(choice_list list, uint top_k, float top_p, float min_p, uint random, threadgroup uint* chosen,
+                        threadgroup atomic_uint* floor, uint tid, uint threads) {
+    if (tid == 0) atomic_store_explicit(floor, 1u, memory_order_relaxed);
+    for (uint i = tid; i < list.count; i += threads) {
+        uint larger = 0;
+        for (uint j = 0; j < list.count; j++) larger += list.logits[j] > list.logits[i] ? 1 : 0;
+        if (larger >= top_k) list.mass[i] = 0;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint2 left = listed_mass(list);
+    if (top_p < 1) {
+        const uint goal = min(max(uint(top_p * float(left[0])), 1u), left[0]);
+        for (uint i = tid; i < list.count; i += threads) {
+            uint weight = 0, larger = 0;
+            for (uint j = 0; j < list.count; j++) {
+                weight += list.mass[j] >= list.mass[i] ? list.mass[j] : 0;
+                larger += list.mass[j] > list.mass[i] ? list.mass[j] : 0;
+            }
+            if (larger < goal && goal <= weight)
+                atomic_store_explicit(floor, max(1u, list.mass[i]), memory_order_relaxed);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    const uint smallest = min(uint(min_p * float(left[1])), left[1]);  // fp32 may round up
+    drop_below(list, max(atomic_load_explicit(floor, memory_order_relaxed), smallest), tid, threads);
+    const uint draw = mulhi(random, listed_mass(list)[0]);
+    for (uint i = tid; i < list.count; i += threads) {
+        uint before = 0;
+        for (uint j = 0; j < list.count; j++) before += list.ids[j] < list.ids[i] ? list.mass[j] : 0;
+        if (before <= draw && draw - before < list.mass[i]) chosen[0] = list.ids[i];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// What sample_pick does, among all tokens.
+template <uint SIMDS>
+inline void pick_any(device const uint* mass, device const float* adjusted, uint vocab, uint top_k, float top_p,
+                     float min_p, uint random, threadgroup uint* chosen, threadgroup atomic_uint* bins,
+                     threadgroup uint* part, threadgroup uint* sums, uint tid, uint lane, uint simd) {
+    constexpr uint THREADS = SIMDS * SIMD_WIDTH;
     sample_floor least;
     least.logit = 0;
     least.mass = 1;
-    if (top_k > 0 && top_k < vocab)
-        least.logit = select_value<THREADS, true>(mass, adjusted, vocab, least, top_k, bins, tid);
+    if (top_k < vocab) least.logit = select_value<THREADS, true>(mass, adjusted, vocab, least, top_k, bins, tid);
     const uint2 left = kept_mass<SIMDS>(mass, adjusted, vocab, least, part, tid, lane, simd);
     if (top_p < 1) {
         const uint goal = min(max(uint(top_p * float(left[0])), 1u), left[0]);
@@ -270,10 +353,9 @@ KERNEL(sample_pick, 8)(
     uint sum = 0;
     for (uint i = first; i < last; i++) sum += kept_at(mass, adjusted, i, least);
     sums[tid] = sum;
-    const logit_stats raw = join_stats(stats, indices, (vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 1.0f, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (tid == 0) {
-        uint draw = mulhi(philox(p->seed_low, p->seed_high, step->position + step->rows), total), t = 0;
+        uint draw = mulhi(random, total), t = 0;
         while (t + 1 < THREADS && sums[t] <= draw) draw -= sums[t++];
         uint token = min(t * run, vocab - 1);
         for (uint i = token; i < vocab; i++) {
@@ -282,8 +364,60 @@ KERNEL(sample_pick, 8)(
             if (m > draw) break;
             draw -= m;
         }
-        const float logit = logits[state_next(step) * vocab + token];
-        finish_step(step, tokens, ring, token, logit - raw.most - precise::log(raw.sum));
+        chosen[0] = token;
+    }
+}
+
+// sample_pick: one threadgroup applies top-k, top-p and min-p to the masses, draws, and ends the step. If top-k leaves
+// few tokens, it looks at the others once.
+//   grid: (1, 1, 1)
+//   bytes: logits = 4
+//   bytes: ring = 8
+//   reads: step = 24
+//   used: encode_tail
+KERNEL(sample_pick, 32)(
+    device const uint*         mass         [[buffer(0)]],   // [vocab]
+    device const float*        adjusted     [[buffer(1)]],   // [vocab]
+    device const float*        choice_stats [[buffer(2)]],   // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 2]
+    device const float*        logits       [[buffer(3)]],   // [sessions, GENERATIONS, vocab]
+    device const float*        stats        [[buffer(4)]],   // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK, 2]
+    device const uint*         indices      [[buffer(5)]],   // [(vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK]
+    device const SampleParams* params       [[buffer(6)]],   // [sessions]
+    device StepState*          step         [[buffer(7)]],   // [1]
+    device uint*               tokens       [[buffer(8)]],   // [1]
+    device uint*               ring         [[buffer(9)]],   // [TOKEN_RING, 2]
+    constant sample_args&      args         [[buffer(10)]],
+    GRID)
+{
+    constexpr uint SIMDS = simdgroups(32), THREADS = SIMDS * SIMD_WIDTH;
+    SHARED atomic_uint bins[256];
+    SHARED uint part[SIMDS * 2];
+    SHARED uint sums[THREADS];
+    SHARED uint ids[MAX_CHOICES];
+    SHARED uint choice_logits[MAX_CHOICES];
+    SHARED uint choice_mass[MAX_CHOICES];
+    SHARED float found[1];
+    SHARED uint chosen[1];
+    inputs_ready();
+    device const SampleParams* p = params + step->session;
+    const uint vocab = args.vocab, blocks = (vocab + VOCAB_BLOCK - 1) / VOCAB_BLOCK;
+    const uint top_k = p->top_k > 0 ? p->top_k : vocab;
+    const uint random = philox(p->seed_low, p->seed_high, step->position + step->rows);
+    choice_list list = {ids, choice_logits, choice_mass, 0};
+    if (top_k <= blocks) {
+        const float floor = block_floor(choice_stats, blocks, top_k, found, tid, THREADS);
+        list.count = list_choices<THREADS>(mass, adjusted, vocab, floor, list, bins, tid);
+    }
+    if (tid == 0) chosen[0] = vocab - 1;
+    if (list.count > 0 && list.count <= MAX_CHOICES)
+        pick_listed(list, top_k, p->top_p, p->min_p, random, chosen, bins + 1, tid, THREADS);
+    else
+        pick_any<SIMDS>(mass, adjusted, vocab, top_k, p->top_p, p->min_p, random, chosen, bins, part, sums, tid, lane,
+                        simd);
+    const logit_stats raw = join_stats(stats, indices, blocks, 1.0f, lane);
+    if (tid == 0) {
+        const float logit = logits[state_next(step) * vocab + chosen[0]];
+        finish_step(step, tokens, ring, chosen[0], logit - raw.most - precise::log(raw.sum));
     }
     outputs_follow();
 }

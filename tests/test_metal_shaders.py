@@ -194,7 +194,7 @@ MISTAKES = {
         "SHARED atomic_uint bins",
         "SHARED uint bins",
         "no matching",
-        at="least.logit = select_value<THREADS, true>",
+        at="list.count = list_choices<THREADS>",
     ),
     "order of an atomic operation": Mistake(
         "sample",

@@ -130,19 +130,36 @@ def test_experts(device: str, d: Dims) -> None:
     """Routing is that of moe_route; outputs of single experts, added up by moe_combine, are those of all."""
     case, after = fused(device, "expert_mv_gate_up", d, K=0, E=0)
     n = int(case.args["n"])
+    counts = {"experts": d.experts, "used": d.used}
     routed = launch(
         device,
         "moe_route",
-        {"rows": 1, "n": n, "experts": d.experts, "used": d.used},
+        {"rows": 1, "n": n, **counts},
         {"logits": case.slots["logits"], **ROW},
     )
     assert same(after["ids"], routed["ids"])
     assert same(after["weights"], routed["weights"])
     case, after = fused(device, "expert_mv_down", d, K=0, KS=0)
+    # One expert at a time: the only one chosen, the shared one weighing nothing; or that one, behind zeros.
+    inner, ids, h = int(case.args["inner"]), case.slots["ids"], case.slots["h"]
+    logits = {"logits": case.slots["logits"], **ROW}
+    route = launch(device, "moe_route", {"rows": 1, "n": int(case.args["n"]), **counts}, logits)
+    case = dataclasses.replace(case, slots={**case.slots, "weights": route["weights"].reshape(-1)})
+    after = run(device, KERNELS["expert_mv_down"], case)
     single = []
     for j in range(d.used + 1):
-        alone = {"weights": np.eye(d.used + 1, dtype=np.float32)[j], "x": np.zeros(d.k, np.float32)}
-        alone_case = dataclasses.replace(case, slots={**case.slots, **alone})
+        alone_logits = np.zeros_like(case.slots["logits"])
+        alone_logits[ids[j % d.used]] = 100
+        alone_logits[d.experts] = -200 if j < d.used else 200
+        own = h[j * inner : (j + 1) * inner] if j < d.used else np.zeros_like(h[:inner])
+        alone = {
+            "logits": alone_logits,
+            "ids": ids[j % d.used : j % d.used + 1],
+            "weights": np.array([1, 0 if j < d.used else 1], np.float32),
+            "h": np.concatenate([own, h[d.used * inner :]]),
+            "x": np.zeros(d.k, np.float32),
+        }
+        alone_case = dataclasses.replace(case, args={**case.args, "used": 1}, slots={**case.slots, **alone})
         single.append(run(device, KERNELS["expert_mv_down"], alone_case)["x"])
     combined = launch(
         device,

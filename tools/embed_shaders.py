@@ -19,7 +19,7 @@ INCLUDE = re.compile(r'\s*#\s*include\s+"(\w+\.h)"\s*$')
 ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
 # Which shaders include by macros, the first one by LILY_SHIM.
 CUDA_HEADERS = (
-    *("shim_cuda.h", "shape_cuda.h", "choose_cuda.h", "rows_cuda.h"),
+    *("shim_cuda.h", "shape_cuda.h", "choose_cuda.h", "attend_row_cuda.h", "norm_cuda.h"),
     *("quant_cuda.h", "tile_cuda.h", "attend_cuda.h", "delta_cuda.h"),
 )
 TILE_HEADER = "tile.h"  # what uses it exists in two forms, with and without tensor operations

@@ -1,6 +1,7 @@
-// ablation.metal -- prefill without one of its design decisions, to measure what that decision gains.
+// ablation.metal -- prefill and decode without one of their design decisions, to measure what that decision gains.
 //
 // Everything has the bits of what it stands for, but where a CPU multiplies integers: expanded weights are act_t.
+#include "attend.h"
 #include "delta_rows.h"
 #include "tile.h"
 
@@ -158,5 +159,57 @@ KERNEL(expanded_mm_down, 4)(
         multiply_expanded<BM, SIMDS>(acc, xs, ws, own + at, k, live, columns, tid);
     }
     tile_store(acc, y + col, pair_rows{pairs + tile[1], 1}, args.n, live, float(SWIGLU_SHIFT));
+    outputs_follow();
+}
+
+struct attention_apart_args {
+    uint sessions;
+    uint kv_heads;
+    uint proj_dim;
+    uint pages;
+    uint session_pages;
+    uint blocks;
+    uint block;
+    float eps;
+};
+
+// attention_blocks_apart: attention_blocks with a threadgroup for each query head, which reads its KV head's rows.
+//   grid: (kv_heads * GROUP, blocks, 1)
+//   const: GROUP <= 8
+//   used: bench
+template <uint GROUP>
+KERNEL(attention_blocks_apart, 8)(
+    device const float*            proj       [[buffer(0)]],   // [proj_dim]
+    device const bfloat*           q_norm     [[buffer(1)]],   // [HEAD_DIM]
+    device const bfloat*           k_norm     [[buffer(2)]],   // [HEAD_DIM]
+    device const float*            inv_freq   [[buffer(3)]],   // [ROTARY_DIM / 2]
+    device const uint*             page_table [[buffer(4)]],   // [sessions, session_pages]
+    device const StepState*        step       [[buffer(5)]],   // [1]
+    device bfloat*                 k_cache    [[buffer(6)]],   // [pages, PAGE, kv_heads, HEAD_DIM]
+    device bfloat*                 v_cache    [[buffer(7)]],   // [pages, PAGE, kv_heads, HEAD_DIM]
+    device float*                  sums       [[buffer(8)]],   // [blocks, kv_heads, GROUP, HEAD_DIM]
+    device float*                  stats      [[buffer(9)]],   // [blocks, kv_heads, GROUP, 2]
+    constant attention_apart_args& args       [[buffer(10)]],
+    GRID)
+{
+    constexpr uint SIMDS = attend_simds();
+    SHARED float turn[ROTARY_DIM];
+    SHARED act_t q[GROUP * HEAD_DIM];
+    SHARED float part[SIMDS * HEAD_DIM];
+    SHARED float part_stats[SIMDS * 2];
+    const uint kv_head = group.x / GROUP, head = group.x % GROUP, first = group.y * args.block;
+    const uint position = step->position, last = min(first + args.block, position + 1);
+    device const uint* table = page_table + step->session * args.session_pages;
+    const uint own = (cache_row(table, position) * args.kv_heads + kv_head) * HEAD_DIM;
+    const attend_span span = {k_cache, v_cache, table, args.kv_heads, kv_head, first, last};
+    attend_row<1, SIMDS> a;
+    if (first <= position) a.begin(span, position, lane, simd);
+    inputs_ready();
+    if (first > position) return;
+    // Every head's threadgroup writes the row's k and v, the same ones.
+    attend_prepare<GROUP, SIMDS>(proj, q_norm, k_norm, inv_freq, position, args.kv_heads, kv_head, args.eps,
+                                 last == position + 1, k_cache + own, v_cache + own, turn, q, tid, lane, simd);
+    const uint at = group.y * args.kv_heads * GROUP + group.x;
+    a.finish(span, q + head * HEAD_DIM, sums + at * HEAD_DIM, stats + at * 2, part, part_stats, tid, lane, simd);
     outputs_follow();
 }

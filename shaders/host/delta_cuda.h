@@ -84,7 +84,7 @@ struct delta_tokens {
             const uint t = i / VALUE_PARTS, part = i % VALUE_PARTS * 4;
             copy_async(&v[t][part], from.v + (first + t) * from.stride + part);
         }
-        if (tid < count) copy_async8(&gates[tid], from.gates + (first + tid) * from.gate_stride);
+        if (tid < count) copy_async_few<8>(&gates[tid], from.gates + (first + tid) * from.gate_stride);
     }
 };
 

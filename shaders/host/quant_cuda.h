@@ -80,6 +80,15 @@ struct row_acts {
     }
 };
 
+// Four rows side by side are in as many banks.
+LILY_INLINE constexpr uint mv_place(uint row, uint c, uint width) {
+    return row * width + (c ^ row % 4 * 2);
+}
+
+LILY_INLINE float of_two(uint bfloats, uint j) {
+    return as_type<float>(j == 0 ? bfloats << 16 : bfloats & 0xffff0000u);
+}
+
 // What a warp multiplies at once: 128 columns, two groups, of rows g and g + 8. Of a group, thread t of four has
 // columns 16 t to 16 t + 15.
 constexpr uint MV_STEP = 2 * QUANT_GROUP;
@@ -100,8 +109,9 @@ struct mv_weights {
             affine[r][1] = load_two(biases + row * groups, group, second, groups);
         }
     }
-    LILY_INLINE float scale(uint r, uint j) const { return value(affine[r][0], j); }
-    LILY_INLINE float bias(uint r, uint j) const { return value(affine[r][1], j); }
+    LILY_INLINE row_weights<BITS> row(uint r, uint j) const { return v[r][j]; }
+    LILY_INLINE float scale(uint r, uint j) const { return of_two(affine[r][0], j); }
+    LILY_INLINE float bias(uint r, uint j) const { return of_two(affine[r][1], j); }
 
 private:
     LILY_INLINE static uint load_two(const bfloat* p, uint first, uint second, uint groups) {
@@ -110,102 +120,202 @@ private:
         asm("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p + first));
         return v;
     }
-    LILY_INLINE static float value(uint two, uint j) {
-        return as_type<float>(j == 0 ? two << 16 : two & 0xffff0000u);
-    }
 };
 
-// acc[2 r + c] += the products of rows g + 8 r with row 2 t + c of x, of which there are `count`, `stride` apart.
-template <uint BITS>
-LILY_INLINE void mv_step(float* acc, const mv_weights<BITS>& w, const act_t* x, uint stride, uint count, uint k,
-                         uint at, uint lane) {
+// acc[s][2 r + c] += the products of rows g + 8 r of set s with row 2 t + c of x, of which there are `count`, `stride`
+// apart.
+template <uint BITS, uint SETS, class W>
+LILY_INLINE void mv_step(float (*acc)[4], const W* w, const act_t* x, uint stride, uint count, uint k, uint at,
+                         uint lane) {
     UNROLL for (uint j = 0; j < 2; j++) {
         const uint own = at + j * QUANT_GROUP + lane % 4 * 16;
         row_acts<BITS> columns;
         columns.load(x + lane / 4 * stride + own, lane / 4 < count && own < k);
-        float dot[4] = {0, 0, 0, 0}, sum[4] = {0, 0, 0, 0};
-        UNROLL for (uint s = 0; s < 4; s++) {
-            const uint b0 = columns.pair[2 * s], b1 = columns.pair[2 * s + 1];
-            mma(dot, w.v[0][j].pair(s, 0), w.v[1][j].pair(s, 0), w.v[0][j].pair(s, 1), w.v[1][j].pair(s, 1), b0, b1);
-            mma(sum, HALF2_ONE, HALF2_ONE, HALF2_ONE, HALF2_ONE, b0, b1);
+        float sum[4] = {0, 0, 0, 0};
+        UNROLL for (uint p = 0; p < 4; p++)
+            mma(sum, HALF2_ONE, HALF2_ONE, HALF2_ONE, HALF2_ONE, columns.pair[2 * p], columns.pair[2 * p + 1]);
+        // Biases first, so that the sums need no registers any more.
+        UNROLL for (uint i = 0; i < SETS * 4; i++)
+            acc[i / 4][i % 4] = fma(w[i / 4].bias(i % 4 / 2, j), sum[i % 4], acc[i / 4][i % 4]);
+        UNROLL for (uint s = 0; s < SETS; s++) {
+            const row_weights<BITS> upper = w[s].row(0, j), lower = w[s].row(1, j);
+            float dot[4] = {0, 0, 0, 0};
+            UNROLL for (uint p = 0; p < 4; p++)
+                mma(dot, upper.pair(p, 0), lower.pair(p, 0), upper.pair(p, 1), lower.pair(p, 1), columns.pair[2 * p],
+                    columns.pair[2 * p + 1]);
+            UNROLL for (uint i = 0; i < 4; i++) acc[s][i] = fma(w[s].scale(i / 2, j), dot[i], acc[s][i]);
         }
-        UNROLL for (uint i = 0; i < 4; i++)
-            acc[i] = fma(w.scale(i / 2, j), dot[i], fma(w.bias(i / 2, j), sum[i], acc[i]));
     }
 }
 
-// A simdgroup's first weights: its 16 rows, its part of SPLIT of k.
-template <uint BITS, uint SPLIT>
-struct mv_ahead {
-    static constexpr uint STEPS = BITS == 4 ? 3 : 2;  // as registers allow
-    mv_weights<BITS> v[STEPS];
-    LILY_INLINE void load(const uint4* w, const bfloat* scales, const bfloat* biases, uint k, uint first, uint lane) {
+// A simdgroup's sums to out: a row of x's `stride` from the next one's, a set's beside those of all simdgroups.
+template <uint SETS>
+LILY_INLINE void mv_write(const float (*acc)[4], uint count, float* out, uint stride, uint lane) {
+    UNROLL for (uint i = 0; i < SETS * 4; i++) {
+        const uint r = lane % 4 * 2 + i % 2;
+        if (r < count) out[i / 4 * simdgroups(8) * MV_ROWS + r * stride + lane / 4 + i % 4 / 2 * 8] = acc[i / 4][i % 4];
+    }
+}
+
+// The first weights of a simdgroup's SETS sets of 16 rows, in its part of SPLIT of k, in registers: all of them, as far
+// as those allow.
+template <uint BITS, uint SPLIT, uint K = 0, uint SETS = 1>
+struct mv_kept {
+    static constexpr uint ALL = (K + SPLIT * MV_STEP - 1) / (SPLIT * MV_STEP), MOST = SETS > 1 || BITS == 8 ? 2 : 4;
+    static constexpr uint STEPS = ALL == 0 ? 2 : min(ALL, MOST);
+    mv_weights<BITS> v[STEPS][SETS];
+    // What a step takes; w, scales and biases begin at the simdgroup's first row.
+    LILY_INLINE void load(uint i, const uint4* w, const bfloat* scales, const bfloat* biases, uint k, uint at,
+                          uint apart, uint left, uint lane) {
+        UNROLL for (uint s = 0; s < SETS; s++)
+            if (s == 0 || s * apart < left)
+                v[i][s].load(w + s * apart * (k * BITS / 128), scales + s * apart * (k / QUANT_GROUP),
+                             biases + s * apart * (k / QUANT_GROUP), k, at, lane);
+    }
+    LILY_INLINE void load(const uint4* w, const bfloat* scales, const bfloat* biases, uint k, uint part, uint apart,
+                          uint left, uint lane) {
         UNROLL for (uint i = 0; i < STEPS; i++) {
-            const uint at = first + i * SPLIT * MV_STEP;
-            if (at < k) v[i].load(w, scales, biases, k, at, lane);
+            const uint at = (part + i * SPLIT) * MV_STEP;
+            if (at < k) load(i, w, scales, biases, k, at, apart, left, lane);
         }
     }
-    LILY_INLINE void begin(const uint4* w, const bfloat* scales, const bfloat* biases, uint k, uint row, uint,
-                           uint lane, uint simd) {
+    LILY_INLINE void begin(const uint4* w, const bfloat* scales, const bfloat* biases, uint k, uint row, uint apart,
+                           uint left, uint lane, uint simd) {
         const uint own = row + simd / SPLIT * MV_ROWS, g = own * (k / QUANT_GROUP);
-        load(w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT * MV_STEP, lane);
+        load(w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT, apart, left, lane);
     }
 };
 
-// Sums of a simdgroup's 16 rows with `count` rows of x, `stride` apart, over its part of SPLIT of k; those of a row of
-// x go to out, `apart` from each other. `ahead` has the first weights.
-template <uint BITS, uint SPLIT>
-LILY_INLINE void mv_sums(mv_ahead<BITS, SPLIT>& ahead, const act_t* x, uint stride, uint count, const uint4* w,
-                         const bfloat* scales, const bfloat* biases, uint k, uint part, float* out, uint apart,
-                         uint lane) {
-    float acc[4] = {0, 0, 0, 0};
-    constexpr uint STEPS = mv_ahead<BITS, SPLIT>::STEPS, TURN = STEPS * SPLIT * MV_STEP;
+// Sums of a simdgroup's sets of 16 rows with `count` rows of x, `stride` apart, over its part of SPLIT of k; those of a
+// row of x go to out, `out_stride` from each other. `ahead` has the first weights.
+template <uint BITS, uint SPLIT, uint K, uint SETS>
+LILY_INLINE void mv_sums(mv_kept<BITS, SPLIT, K, SETS>& ahead, const act_t* x, uint stride, uint count, const uint4* w,
+                         const bfloat* scales, const bfloat* biases, uint k, uint part, uint apart, uint left,
+                         float* out, uint out_stride, uint lane) {
+    float acc[SETS][4];
+    UNROLL for (uint i = 0; i < SETS * 4; i++) acc[i / 4][i % 4] = 0;
+    constexpr uint STEPS = mv_kept<BITS, SPLIT, K, SETS>::STEPS, TURN = STEPS * SPLIT * MV_STEP;
     for (uint first = part * MV_STEP; first < k; first += TURN)
         UNROLL for (uint i = 0; i < STEPS; i++) {
             const uint at = first + i * SPLIT * MV_STEP;
             if (at >= k) break;
-            mv_step<BITS>(acc, ahead.v[i], x, stride, count, k, at, lane);
-            if (at + TURN < k) ahead.v[i].load(w, scales, biases, k, at + TURN, lane);
+            mv_step<BITS, SETS>(acc, ahead.v[i], x, stride, count, k, at, lane);
+            if (at + TURN < k) ahead.load(i, w, scales, biases, k, at + TURN, apart, left, lane);
         }
-    UNROLL for (uint i = 0; i < 4; i++) {
-        const uint r = lane % 4 * 2 + i % 2;
-        if (r < count) out[r * apart + lane / 4 + i / 2 * 8] = acc[i];
-    }
+    mv_write<SETS>(acc, count, out, out_stride, lane);
 }
+
+// The same in threadgroup memory, all weights of a simdgroup's part, which is contiguous here: registers are free for
+// launches that run at the same time, and for more threadgroups.
+template <uint SPLIT, uint K, uint SETS>
+struct mv_staged {
+    static constexpr uint COLUMNS = K / SPLIT, WIDTH = COLUMNS / 32, STEPS = COLUMNS / MV_STEP, ROWS = SETS * MV_ROWS;
+    struct memory {
+        uint4 w[ROWS * WIDTH];
+        uint scales[ROWS][STEPS], biases[ROWS][STEPS];  // of two groups each
+    };
+    const memory* own;
+    LILY_INLINE void begin(const uint4* w, const bfloat* scales, const bfloat* biases, uint, uint row, uint apart,
+                           uint left, uint lane, uint simd) {
+        __shared__ memory all[simdgroups(8)];
+        memory& m = all[simd];
+        own = &m;
+        const uint first = simd % SPLIT * COLUMNS, row0 = row + simd / SPLIT * MV_ROWS;
+        UNROLL for (uint s = 0; s < SETS; s++) {
+            if (s > 0 && s * apart >= left) break;
+            const uint from = row0 + s * apart;
+            UNROLL for (uint i = 0; i < MV_ROWS * WIDTH / SIMD_WIDTH; i++) {
+                const uint r = i * (SIMD_WIDTH / WIDTH) + lane / WIDTH, c = lane % WIDTH;
+                copy_async(m.w + mv_place(s * MV_ROWS + r, c, WIDTH), w + (from + r) * (K / 32) + first / 32 + c);
+            }
+            const uint r = lane % MV_ROWS, at = (from + r) * (K / QUANT_GROUP) + first / QUANT_GROUP;
+            if (lane < MV_ROWS)
+                copy_async_few<4 * STEPS>(m.scales[s * MV_ROWS + r], scales + at);
+            else
+                copy_async_few<4 * STEPS>(m.biases[s * MV_ROWS + r], biases + at);
+        }
+        copy_async_end();
+    }
+    // Step i of set s as mv_weights, read where it is used.
+    struct step {
+        const memory* own;
+        uint s, i, lane;
+        LILY_INLINE uint place(uint r) const { return s * MV_ROWS + lane / 4 + 8 * r; }
+        LILY_INLINE row_weights<4> row(uint r, uint j) const {
+            const uint4* at = own->w + mv_place(place(r), (i * 2 + j) * 2 + lane % 4 / 2, WIDTH);
+            return {reinterpret_cast<const uint2*>(at)[lane % 2]};
+        }
+        LILY_INLINE float scale(uint r, uint j) const { return of_two(own->scales[place(r)][i], j); }
+        LILY_INLINE float bias(uint r, uint j) const { return of_two(own->biases[place(r)][i], j); }
+    };
+};
+
+template <uint SPLIT, uint K, uint SETS>
+LILY_INLINE void mv_finish(const mv_staged<SPLIT, K, SETS>& ahead, const act_t* x, const uint4*, const bfloat*,
+                           const bfloat*, uint, uint, uint, uint, float* part, uint lane, uint simd) {
+    using staged = mv_staged<SPLIT, K, SETS>;
+    copy_async_wait<0>();
+    __syncwarp();
+    float acc[SETS][4];
+    UNROLL for (uint i = 0; i < SETS * 4; i++) acc[i / 4][i % 4] = 0;
+    // One step at a time: what another one needs in registers is worth more threadgroups.
+    _Pragma("unroll 1") for (uint i = 0; i < staged::STEPS; i++) {
+        typename staged::step w[SETS];
+        UNROLL for (uint s = 0; s < SETS; s++) w[s] = {ahead.own, s, i, lane};
+        mv_step<4, SETS>(acc, w, x, 0, 1, K, simd % SPLIT * staged::COLUMNS + i * MV_STEP, lane);
+    }
+    mv_write<SETS>(acc, 1, part + simd * MV_ROWS, 0, lane);
+}
+
+template <uint BITS, uint SPLIT, uint K, uint SETS, bool STAGED>
+struct mv_chosen {
+    using type = mv_kept<BITS, SPLIT, K, SETS>;
+};
+template <uint SPLIT, uint K, uint SETS>
+struct mv_chosen<4, SPLIT, K, SETS, true> {
+    using type = mv_staged<SPLIT, K, SETS>;
+};
+template <uint BITS, uint SPLIT, uint K = 0, uint SETS = 1>
+using mv_ahead = typename mv_chosen<BITS, SPLIT, K, SETS, BITS == 4 && K != 0 && K % (SPLIT * 2 * MV_STEP) == 0>::type;
 
 template <uint BITS, uint SPLIT>
 LILY_INLINE void mv_part(const act_t* x, const uint4* w, const bfloat* scales, const bfloat* biases, uint k, uint row,
                          uint, uint part, float* out, uint lane) {
     const uint g = row * (k / QUANT_GROUP);
-    mv_ahead<BITS, SPLIT> ahead;
-    ahead.load(w + row * (k * BITS / 128), scales + g, biases + g, k, part * MV_STEP, lane);
-    mv_sums(ahead, x, 0, 1, w + row * (k * BITS / 128), scales + g, biases + g, k, part, out, 0, lane);
+    mv_kept<BITS, SPLIT> ahead;
+    ahead.load(w + row * (k * BITS / 128), scales + g, biases + g, k, part, 0, 0, lane);
+    mv_sums(ahead, x, 0, 1, w + row * (k * BITS / 128), scales + g, biases + g, k, part, 0, 0, out, 0, lane);
 }
 
-template <uint BITS, uint SPLIT>
-LILY_INLINE void mv_finish(mv_ahead<BITS, SPLIT>& ahead, const act_t* x, const uint4* w, const bfloat* scales,
-                           const bfloat* biases, uint k, uint row, uint, float* part, uint lane, uint simd) {
+template <uint BITS, uint SPLIT, uint K, uint SETS>
+LILY_INLINE void mv_finish(mv_kept<BITS, SPLIT, K, SETS>& ahead, const act_t* x, const uint4* w, const bfloat* scales,
+                           const bfloat* biases, uint k, uint row, uint apart, uint left, float* part, uint lane,
+                           uint simd) {
     const uint own = row + simd / SPLIT * MV_ROWS, g = own * (k / QUANT_GROUP);
-    mv_sums(ahead, x, 0, 1, w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT, part + simd * MV_ROWS,
-            0, lane);
+    mv_sums(ahead, x, 0, 1, w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT, apart, left,
+            part + simd * MV_ROWS, 0, lane);
 }
 
 template <uint BITS, uint SPLIT>
 LILY_INLINE void mv_many(const act_t* x, uint count, const uint4* w, const bfloat* scales, const bfloat* biases, uint k,
                          uint row, uint, float* part, uint lane, uint simd) {
     const uint own = row + simd / SPLIT * MV_ROWS, g = own * (k / QUANT_GROUP);
-    mv_ahead<BITS, SPLIT> ahead;
-    ahead.load(w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT * MV_STEP, lane);
-    mv_sums(ahead, x, k, count, w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT,
+    mv_kept<BITS, SPLIT> ahead;
+    ahead.load(w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT, 0, 0, lane);
+    mv_sums(ahead, x, k, count, w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT, 0, 0,
             part + simd * MV_ROWS, simdgroups(8) * MV_ROWS, lane);
 }
 
-// Lanes read x in small pieces, step after step; so the way is paid once.
+// Lanes read x in small pieces, step after step; so the way is paid once. What a thread asks for comes by itself until
+// mv_input_ready().
 template <uint MOST>
 LILY_INLINE const act_t* mv_input(const act_t* x, uint n, uint tid, uint threads) {
     __shared__ alignas(16) act_t staged[MOST];
     if (n > MOST) return x;
-    for (uint i = tid * 8; i < n; i += threads * 8)
-        *reinterpret_cast<uint4*>(staged + i) = *reinterpret_cast<const uint4*>(x + i);
+    for (uint i = tid * 8; i < n; i += threads * 8) copy_async(staged + i, x + i);
+    copy_async_end();
     return staged;
+}
+LILY_INLINE void mv_input_ready() {
+    copy_async_wait<0>();
 }

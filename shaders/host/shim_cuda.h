@@ -198,12 +198,19 @@ LILY_INLINE T simd_prefix_exclusive_sum(T x) {
 
 // ---- copies from device to threadgroup memory that go on by themselves; seen by the thread that began them
 
-LILY_INLINE void copy_async8(void* to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(uint(__cvta_generic_to_shared(to))), "l"(from)
+template <uint BYTES>
+LILY_INLINE void copy_async_few(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(uint(__cvta_generic_to_shared(to))), "l"(from),
+                 "n"(BYTES)
                  : "memory");
 }
 LILY_INLINE void copy_async(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint(__cvta_generic_to_shared(to))), "l"(from)
+                 : "memory");
+}
+LILY_INLINE void copy_async_or_zero(void* to, const void* from, bool live) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(uint(__cvta_generic_to_shared(to))), "l"(from),
+                 "r"(live ? 16 : 0)
                  : "memory");
 }
 LILY_INLINE void copy_async_end() {
@@ -227,6 +234,18 @@ LILY_INLINE void copy_async_wait() {
 #define SHARED __shared__ alignas(1024)  // tiles lie in whole repeats of their swizzle
 
 #include "shape.h"
+
+// ---- pairs of halves, the first in the lower bits
+
+LILY_INLINE uint pack2(float low, float high) {
+    uint r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+inline act_t to_act(float v);  // in lily.h
+LILY_INLINE uint pack2_acts(float low, float high) {
+    return uint(to_act(low).bits) | uint(to_act(high).bits) << 16;
+}
 
 // ---- overlap of launches: the start of a launch runs beside the end of the one before it
 
@@ -266,7 +285,8 @@ LILY_INLINE void fetch_soon(const T* p, uint n, uint tid) {
 
 #define LILY_SHAPES "shape_cuda.h"
 #define LILY_CHOICE_HEADER "choose_cuda.h"
-#define LILY_ROWS_HEADER "rows_cuda.h"
+#define LILY_ATTEND_ROW_HEADER "attend_row_cuda.h"
+#define LILY_NORM_HEADER "norm_cuda.h"
 #define LILY_QUANT_HEADER "quant_cuda.h"
 #define LILY_DELTA_HEADER "delta_cuda.h"
 #define LILY_ATTEND_HEADER "attend_cuda.h"

@@ -33,14 +33,8 @@ LILY_INLINE void tile_put8(act_t* tile, uint row, uint col, uint4 v) {
     *reinterpret_cast<uint4*>(tile + tile_at(row, col)) = v;
 }
 
-// Two halves, the first in the lower bits.
-LILY_INLINE uint pack2(float low, float high) {
-    uint r;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
-}
-LILY_INLINE uint pack2_acts(float low, float high) {
-    return uint(to_act(low).bits) | uint(to_act(high).bits) << 16;
+LILY_INLINE uint4 pack8(const float* v) {
+    return uint4(pack2_acts(v[0], v[1]), pack2_acts(v[2], v[3]), pack2_acts(v[4], v[5]), pack2_acts(v[6], v[7]));
 }
 LILY_INLINE uint4 acts8(const bfloat* from) {
     const uint4 v = *reinterpret_cast<const uint4*>(from);
@@ -99,6 +93,14 @@ LILY_INLINE void warpgroup_mma<8>(float* d, const uint* a, ulong b) {
         "{%0, %1, %2, %3}, "
         "{%4, %5, %6, %7}, %8, 1, 1, 1, 0;"
         : D4(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <>
+LILY_INLINE void warpgroup_mma<16>(float* d, const uint* a, ulong b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "{%8, %9, %10, %11}, %12, 1, 1, 1, 0;"
+        : D4(0), D4(4)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 template <>

@@ -10,6 +10,8 @@ std::optional<Ablation> ablation_named(std::string_view name) {
     if (name == "host_routing") return Ablation::kHostRouting;
     if (name == "expanded_weights") return Ablation::kExpandedWeights;
     if (name == "state_in_memory") return Ablation::kStateInMemory;
+    if (name == "heads_apart") return Ablation::kHeadsApart;
+    if (name == "one_block") return Ablation::kOneBlock;
     return std::nullopt;
 }
 
@@ -21,10 +23,18 @@ ExpandedWeights allocate_expanded(Device& device, const Config& c) {
             .down = {device.allocate("expanded down", count * sizeof(act_t)), 0, count}};
 }
 
+// A launch by another kernel of the same slots, args and consts.
+static Launch as_by(const Launch& launch, const char* kernel) {
+    Launch other = launch;
+    other.kernel = find_kernel(kernel);
+    return other;
+}
+
 AblatedPass::AblatedPass(Device& device, const Model& model, const Pass& pass, Ablation ablation,
                          const ExpandedWeights& expanded)
     : device_(device), model_(model), pass_(pass), expanded_(expanded) {
-    Recorder run = record(record_body(model, pass), ablation);
+    if (ablation == Ablation::kOneBlock) pass_.blocks = 1;
+    Recorder run = record(record_body(model, pass_), ablation);
     end_part(run);
 }
 
@@ -44,9 +54,9 @@ Recorder AblatedPass::record(const Plan& plan, Ablation ablation) {
         } else if (ablation == Ablation::kExpandedWeights && kernel == "expert_mm_down") {
             expand_down(run, launch);
         } else if (ablation == Ablation::kStateInMemory && kernel == "delta_scan") {
-            Launch in_memory = launch;  // of the same slots and args
-            in_memory.kernel = find_kernel("delta_scan_memory");
-            run.add(in_memory);
+            run.add(as_by(launch, "delta_scan_memory"));
+        } else if (ablation == Ablation::kHeadsApart && kernel == "attention_blocks") {
+            run.add(as_by(launch, "attention_blocks_apart"));
         } else {
             run.add(launch);
         }
@@ -90,39 +100,41 @@ void AblatedPass::end_part(Recorder& run) {
     parts_.push_back(device_.prepare(run.finish("part " + std::to_string(parts_.size()))));
 }
 
-void AblatedPass::run() {
-    for (size_t i = 0; i < parts_.size(); ++i) {
-        if (i > 0) order_pairs();
-        device_.run(*parts_[i]);
+void AblatedPass::run(uint32_t times) {
+    if (parts_.size() == 1) {
+        const std::vector<const Program*> all(times, parts_[0].get());
+        device_.wait(device_.submit(all));
+        return;
     }
-}
-
-template <class T>
-T* AblatedPass::at(Slot<T> slot) const {
-    std::byte* base = device_.map(slot.buffer);
-    if (base == nullptr) throw Error(ErrorKind::kUnsupported, "the host cannot reach the memory of " + device_.name());
-    return reinterpret_cast<T*>(base + slot.offset);
+    for (uint32_t time = 0; time < times; ++time)
+        for (size_t i = 0; i < parts_.size(); ++i) {
+            if (i > 0) order_pairs();
+            device_.run(*parts_[i]);
+        }
 }
 
 // What moe_histogram, moe_scan and moe_scatter do: pairs in order of their experts, and the map of tiles.
 void AblatedPass::order_pairs() {
     const State& s = model_.state;
     const uint32_t experts = order_.experts, tile = order_.tile;
-    const uint32_t count = at(s.step)->rows * order_.used;
-    const uint32_t* ids = at(s.expert_ids);
-    std::vector<uint32_t> totals(experts), places(experts);
-    for (uint32_t i = 0; i < count; ++i) ++totals[ids[i]];
-    uint4* tiles = at(s.expert_tiles);
-    uint32_t first = 0, tile_count = 0;
+    StepState step;
+    device_.read(s.step.buffer, s.step.offset, &step, sizeof(step));
+    std::vector<uint32_t> ids(step.rows * order_.used), totals(experts), places(experts), pairs(ids.size());
+    device_.read(s.expert_ids.buffer, s.expert_ids.offset, ids.data(), ids.size() * sizeof(uint32_t));
+    for (const uint32_t id : ids) ++totals[id];
+    std::vector<uint4> tiles;
+    uint32_t first = 0;
     for (uint32_t e = 0; e < experts; ++e) {
         places[e] = first;
         for (uint32_t done = 0; done < totals[e]; done += tile)
-            tiles[tile_count++] = {e, first + done, std::min(tile, totals[e] - done), 0};
+            tiles.push_back({e, first + done, std::min(tile, totals[e] - done), 0});
         first += totals[e];
     }
-    *at(s.tile_count) = tile_count;
-    uint32_t* pairs = at(s.pairs);
-    for (uint32_t i = 0; i < count; ++i) pairs[places[ids[i]]++] = i;
+    for (uint32_t i = 0; i < ids.size(); ++i) pairs[places[ids[i]]++] = i;
+    const auto tile_count = static_cast<uint32_t>(tiles.size());
+    device_.write(s.expert_tiles.buffer, s.expert_tiles.offset, tiles.data(), tiles.size() * sizeof(uint4));
+    device_.write(s.tile_count.buffer, s.tile_count.offset, &tile_count, sizeof(tile_count));
+    device_.write(s.pairs.buffer, s.pairs.offset, pairs.data(), pairs.size() * sizeof(uint32_t));
 }
 
 }  // namespace lily

@@ -1,4 +1,5 @@
-// Prefill without one of its design decisions, to measure what that decision gains. In builds for benchmarks only.
+// Prefill and decode without one of their design decisions, to measure what that decision gains. In builds for
+// benchmarks only.
 #pragma once
 
 #include <memory>
@@ -17,6 +18,8 @@ enum class Ablation {
     kHostRouting,      // the host puts pairs of (row, choice) in order, and the device waits for it in every layer
     kExpandedWeights,  // experts' weights are written to memory as act_t, and read from there
     kStateInMemory,    // the state of the delta rule goes to memory and back for every token
+    kHeadsApart,       // decode: query heads of a KV head have threadgroups, and reads of the cache, of their own
+    kOneBlock,         // decode: a threadgroup attends to all of a context
 };
 
 // Nothing for another name.
@@ -30,12 +33,13 @@ struct ExpandedWeights {
 
 ExpandedWeights allocate_expanded(Device& device, const Config& config);
 
-// A recorded prefill pass. expanded: for that ablation.
+// A recorded pass. expanded: for that ablation.
 class AblatedPass {
 public:
     AblatedPass(Device& device, const Model& model, const Pass& pass, Ablation ablation,
                 const ExpandedWeights& expanded);
-    void run();
+    // Carries it out so many times, one after the other.
+    void run(uint32_t times = 1);
 
 private:
     Recorder record(const Plan& plan, Ablation ablation);
@@ -45,9 +49,6 @@ private:
     void expand_down(Recorder& run, const Launch& launch) const;
     void end_part(Recorder& run);
     void order_pairs();
-    template <class T>
-    T* at(Slot<T> slot) const;
-
     Device& device_;
     const Model& model_;
     Pass pass_;

@@ -32,11 +32,22 @@ public:
         });
     }
 
+    // Feeds one token by a decode pass, which is carried out so many times.
+    void decode(int32_t id, uint32_t times) {
+        session_.prefill_by({&id, 1}, [&](Device& device, const Model& model, const Pass&) {
+            const Pass pass = decode_pass(model.capacity, session_.position());
+            std::unique_ptr<AblatedPass>& prepared = decode_passes_[pass.blocks * pass.block];
+            if (!prepared) prepared = std::make_unique<AblatedPass>(device, model, pass, ablation_, expanded_);
+            prepared->run(times);
+        });
+    }
+
 private:
     Session& session_;
     Ablation ablation_;
     ExpandedWeights expanded_;
-    std::map<uint32_t, std::unique_ptr<AblatedPass>> passes_;  // by rows
+    std::map<uint32_t, std::unique_ptr<AblatedPass>> passes_;         // by rows
+    std::map<uint32_t, std::unique_ptr<AblatedPass>> decode_passes_;  // by tokens
 };
 
 }  // namespace
@@ -50,7 +61,11 @@ void bind_bench(py::module_& m) {
                 const auto from = span_of(ids);
                 without_gil([&] { ablated.prefill(from); });
             },
-            py::arg("ids"));
+            py::arg("ids"))
+        .def(
+            "decode",
+            [](Ablated& ablated, int32_t id, uint32_t times) { without_gil([&] { ablated.decode(id, times); }); },
+            py::arg("id"), py::arg("times"));
 }
 
 }  // namespace lily

@@ -196,10 +196,10 @@ void encode_expert_row(Recorder& run, const Model& m, const MoeWeights& w) {
                              .biases = w.gate_up.biases, .shared_w = w.shared_gate_up.w,
                              .shared_scales = w.shared_gate_up.scales, .shared_biases = w.shared_gate_up.biases,
                              .h = s.expert_h, .ids = s.expert_ids, .weights = s.expert_weights, .args = args});
-    run(k::expert_mv_down{.h = s.expert_h, .ids = s.expert_ids, .weights = s.expert_weights, .w = w.down.w,
-                          .scales = w.down.scales, .biases = w.down.biases, .shared_w = w.shared_down.w,
-                          .shared_scales = w.shared_down.scales, .shared_biases = w.shared_down.biases, .x = s.x,
-                          .args = args});
+    run(k::expert_mv_down{.h = s.expert_h, .logits = s.route, .ids = s.expert_ids, .weights = s.expert_weights,
+                          .w = w.down.w, .scales = w.down.scales, .biases = w.down.biases,
+                          .shared_w = w.shared_down.w, .shared_scales = w.shared_down.scales,
+                          .shared_biases = w.shared_down.biases, .x = s.x, .args = args});
 }
 
 // x += mixture of experts of x. The router's product is the unrounded one at any number of rows: rounding its weights
@@ -283,7 +283,8 @@ void encode_tail(Recorder& run, const Model& m, Tail tail) {
     if (tail == Tail::kSampled) {
         run(k::sample_mass{.adjusted = s.adjusted, .stats = s.choice_stats, .indices = s.choice_indices,
                            .params = s.params, .step = s.step, .mass = s.mass, .args = args});
-        run(k::sample_pick{.mass = s.mass, .adjusted = s.adjusted, .logits = s.logits, .stats = s.stats,
+        run(k::sample_pick{.mass = s.mass, .adjusted = s.adjusted, .choice_stats = s.choice_stats,
+                           .logits = s.logits, .stats = s.stats,
                            .indices = s.indices, .params = s.params, .step = s.step, .tokens = s.tokens,
                            .ring = s.ring, .args = args});
     } else {

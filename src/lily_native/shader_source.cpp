@@ -10,11 +10,12 @@ namespace lily {
 
 CudaGroup cuda_group(const Variant& variant, const std::string& architecture) {
     const KernelInfo& kernel = *variant.kernel;
-    if (architecture.back() == 'a')  // has instructions for warpgroups
-        for (const wide_kernel& wide : WIDE_KERNELS)
-            if (std::string_view(kernel.name) == wide.name) return {wide.simdgroups * 32, wide.bytes, 1};
+    for (const wide_kernel& wide : WIDE_KERNELS)
+        if (std::string_view(kernel.name).starts_with(wide.name) && (!wide.warpgroups || architecture.back() == 'a'))
+            return {wide.simdgroups * 32, wide.bytes, 1};
+    const bool known = const_named(kernel, variant.consts, "K").value_or(1) != 0;  // its width
     for (const shared_kernel& shared : SHARED_KERNELS)
-        if (function_name(variant).starts_with(shared.name)) return {kernel.simds * 32, 0, shared.groups};
+        if (known && function_name(variant).starts_with(shared.name)) return {kernel.simds * 32, 0, shared.groups};
     return {kernel.simds * 32, 0, 1};
 }
 

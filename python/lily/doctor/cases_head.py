@@ -173,17 +173,21 @@ def sample_pick(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
         {"top_k": 40, "top_p": 0.8, "min_p": 0.02},
         {"top_p": 0.9},
         {"top_k": 1 + d.n // 64},
-        {"min_p": (1.0, 0.05)[g.turn // 6 % 2]},
+        {"min_p": (1.0, 0.05)[g.turn // 8 % 2]},
         {"top_k": d.vocab, "top_p": 0.0},
+        {"top_k": 1},
+        {"top_k": 2, "top_p": 0.6, "min_p": 0.1},
     )
-    chosen = {**limits[g.turn % 6], "seed_low": g.integer(2**32), "seed_high": g.integer(2**32)}
-    mass = masses[g.turn // 6 % 3].astype(np.uint32)
-    if g.turn // 6 % 3 == 0:
+    chosen = {**limits[g.turn % 8], "seed_low": g.integer(2**32), "seed_high": g.integer(2**32)}
+    mass = masses[g.turn // 8 % 3].astype(np.uint32)
+    if g.turn // 8 % 3 == 0:
         mass[np.argmax(mass)] = (1 << 30) + 65  # fp32 rounds it up: min_p = 1 must keep it
+    # Near the order of the masses: at a high temperature masses tie where logits do not.
+    adjusted = (masses[g.turn // 8 % 3] / 2**24 + g.rng.integers(0, 2, d.vocab)).astype(np.float32)
     slots = {
         "mass": mass,
-        # Near the order of the masses: at a high temperature masses tie where logits do not.
-        "adjusted": (masses[g.turn // 6 % 3] / 2**24 + g.rng.integers(0, 2, d.vocab)).astype(np.float32),
+        "adjusted": adjusted,
+        "choice_stats": blocks_of(adjusted)[0],
         "logits": pool,
         "stats": stats,
         "indices": indices,

@@ -89,15 +89,20 @@ def expert_mv_gate_up(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
 
 def expert_mv_down(g: Numbers, d: Dims, c: Mapping[str, int]) -> Made:
     inner, shared = c["K"] or d.inner, c["KS"] or d.shared
+    logits = g.values(d.experts + 20, scale=3)
+    ids = np.argsort(-logits[: d.experts], kind="stable")[: d.used]
+    shares = np.exp(logits[ids].astype(np.float64) - logits[ids[0]])
+    gate = 1 / (1 + np.exp(-logits[d.experts].astype(np.float64)))
     slots = {
         "h": g.acts(d.used * inner + shared),
-        "ids": g.experts(1, d.used, d.experts)[0],
-        "weights": g.rng.uniform(0, 1, d.used + 1).astype(np.float32),
+        "logits": logits,  # a device may choose again
+        "ids": ids.astype(np.uint32),
+        "weights": np.append(shares / shares.sum(), gate).astype(np.float32),
         **g.weights(d.experts, d.k, inner),
         **g.weights(d.k, shared, prefix="shared_"),
         "x": g.values(d.k),
     }
-    args = {"n": 64, "hidden": d.k, "inner": inner, "shared_inner": shared}
+    args = {"n": d.experts + 20, "hidden": d.k, "inner": inner, "shared_inner": shared}
     args |= {"experts": d.experts, "used": d.used}
     return Made(args, slots, {"x": 8 + chain(max(inner, shared), g)})
 
