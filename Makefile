@@ -45,7 +45,7 @@ format: $(VENV)/linted  ## rewrite sources in the project's style, and docs/KERN
 bench: $(VENV)/tested  ## measure decode and prefill of the demo model beside mlx-lm, in one run
 	$(BIN)/lily bench peers --context 64 --tokens 64 --prefill 64,512
 
-ablation: $(VENV)/tested $(VENV)/linted  ## measure what prefill gains by each of its design decisions (ARGS="--model synthetic:4")
+ablation: $(VENV)/tested $(VENV)/linted  ## measure what design decisions of prefill and decode gain (ARGS="--model synthetic:4")
 	JOBS=$(JOBS) BIN=$(abspath $(BIN)) sh tools/ablation.sh $(ARGS)
 
 sanitize: $(VENV)/tested $(VENV)/linted  ## kernel, checkpoint and engine tests under AddressSanitizer and UBSan
