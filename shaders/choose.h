@@ -44,5 +44,5 @@ inline void route_row(device const float* row, uint experts, uint used, I ids, W
     const float sum = choose_experts<E>(row, experts, used, ids, weights, lane);
     if (lane != 0) return;
     for (uint j = 0; j < used; j++) weights[j] /= sum;
-    weights[used] = sigmoid(row[experts]);
+    weights[used] = sigmoid(read_early(row + experts));
 }

@@ -38,6 +38,11 @@ inline void inputs_ready() {}
 inline void outputs_follow() {}
 #endif
 
+// What another launch wrote, read where inputs_ready() may be yet to come.
+#ifndef LILY_TUNED_READ_EARLY
+inline float read_early(device const float* p) { return *p; }
+#endif
+
 // Weights that a launch will read once its inputs are ready; a thread's share of n values.
 #ifndef LILY_TUNED_FETCH
 template <class T> inline void fetch_soon(device const T*, uint /*n*/, uint /*tid*/) {}

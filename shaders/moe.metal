@@ -278,7 +278,7 @@ KERNEL(expert_mv_down, 8)(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint begin = 0; begin < parts; begin += SIMDS * DOWN_AHEAD) {
         down_rows own[DOWN_AHEAD];
-        mv_ahead<4, DOWN_SPLIT, larger(K, KS)> ahead[DOWN_AHEAD];
+        mv_kept<4, DOWN_SPLIT, (K > 1024 || KS > 1024 ? 0 : larger(K, KS))> ahead[DOWN_AHEAD];
         UNROLL_TILE
         for (uint turn = 0; turn < DOWN_AHEAD; turn++) {
             const uint e = min(begin + turn * SIMDS + simd, parts - 1) / DOWN_SPLIT;
@@ -296,7 +296,7 @@ KERNEL(expert_mv_down, 8)(
         if (begin == 0) {
             if (CHOOSE_AGAIN) inputs_ready();
             outputs_follow();
-            row_h = mv_input<K ? 16 * K : 8>(h, args.used * inner + args.shared_inner, tid, THREADS);
+            row_h = mv_input<(K > 0 && K <= 512 ? 16 * K : 8)>(h, args.used * inner + args.shared_inner, tid, THREADS);
             for (uint i = tid; i < rows; i += THREADS) before[i] = x[first + i];
             mv_input_ready();
             threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -162,6 +162,9 @@ template <uint BITS, uint SPLIT, uint K = 0, uint SETS = 1> struct mv_ahead {
                uint /*apart*/, uint /*left*/, uint /*lane*/, uint /*simd*/) thread {}
 };
 
+// The same for a simdgroup that has several under way.
+template <uint BITS, uint SPLIT, uint K> using mv_kept = mv_ahead<BITS, SPLIT, K>;
+
 template <uint BITS, uint SPLIT, uint K, uint SETS, class X>
 inline void mv_finish(const thread mv_ahead<BITS, SPLIT, K, SETS>&, X x, device const uint4* w,
                       device const bfloat* scales, device const bfloat* biases, uint k, uint row, uint apart, uint left,

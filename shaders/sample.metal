@@ -159,10 +159,10 @@ struct sample_floor {
     uint mass;
 };
 
-// An unsigned integer whose order is that of the floats.
+// An unsigned integer whose order is that of the floats, zeros being equal; what is not a number is the least.
 inline uint ordered(float v) {
-    const uint bits = as_type<uint>(v);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    const uint bits = as_type<uint>(v + 0.0f);
+    return v != v ? 0u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
 // A token's mass, or 0 if it is not left.

@@ -50,6 +50,27 @@ def facts(name: str, consts: dict[str, int], architecture: str) -> dict[str, Any
     return {"kernel": name, "consts": consts, "architecture": architecture, **values, "log": log}
 
 
+# Widths that checkpoints may have beside those of the tests: parts of other sizes, more threadgroup memory.
+OTHER_WIDTHS: tuple[tuple[str, dict[str, int]], ...] = (
+    *(("norm_qmv", {"BITS": 4, "K": k}) for k in (512, 1024, 1536, 4096, 8192)),
+    *(("qmv_add", {"BITS": 4, "K": k}) for k in (512, 1024, 1536, 2048, 6144, 8192)),
+    *(("expert_mv_gate_up", {"K": k, "E": 256}) for k in (512, 1024, 4096, 8192)),
+    *(("head_logits", {"K": k}) for k in (512, 1024, 4096)),
+    *(
+        ("expert_mv_down", {"K": k, "KS": ks})
+        for k, ks in ((1024, 1024), (64, 1024), (1088, 1088), (512, 2048))
+    ),
+)
+STATIC_MEMORY = 48 << 10  # bytes of a threadgroup, on all GPUs
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_other_widths_compile_everywhere(architecture: str) -> None:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        rows = list(pool.map(lambda variant: facts(variant[0], variant[1], architecture), OTHER_WIDTHS))
+    assert [row for row in rows if row["shared_bytes"] > STATIC_MEMORY] == []
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_kernel_compiles_and_stays_in_registers(architecture: str) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -1,6 +1,6 @@
 // ablation.metal -- prefill and decode without one of their design decisions, to measure what that decision gains.
 //
-// Everything has the bits of what it stands for, but where a CPU multiplies integers: expanded weights are act_t.
+// Prefill has the bits of what it stands for, but where a CPU multiplies integers: expanded weights are act_t.
 #include "attend.h"
 #include "delta_rows.h"
 #include "tile.h"

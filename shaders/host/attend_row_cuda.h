@@ -65,7 +65,7 @@ struct attend_row {
     LILY_INLINE void begin(const attend_span& span, uint own, uint lane, uint simd) {
         static_assert(ROW_CHUNKS == SIMD_WIDTH, "a lane copies a chunk of each row");
         const uint first = span.first + simd * ROW_TOKENS;
-        begun = first + ROW_TOKENS <= own;
+        begun = first < span.last && first + ROW_TOKENS <= own;
         if (!begun) return;
         fetch(span, first, false, lane, simd);
         fetch(span, first, true, lane, simd);

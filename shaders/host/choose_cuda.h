@@ -11,7 +11,7 @@ LILY_INLINE float choose_experts(const float* row, uint experts, uint count, I i
     uint v[OWN];
     UNROLL for (uint i = 0; i < OWN; i++) {
         const uint e = i * SIMD_WIDTH + lane;
-        v[i] = e < experts ? order_of(row[e] + 0.0f) : 0;  // -0 is no less than 0
+        v[i] = e < experts ? order_of(read_early(row + e) + 0.0f) : 0;  // -0 is no less than 0
     }
     uint chosen = 0;
     float logit = 0, first = 0;

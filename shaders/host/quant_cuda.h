@@ -276,7 +276,7 @@ struct mv_chosen<4, SPLIT, K, SETS, true> {
     using type = mv_staged<SPLIT, K, SETS>;
 };
 template <uint BITS, uint SPLIT, uint K = 0, uint SETS = 1>
-using mv_ahead = typename mv_chosen<BITS, SPLIT, K, SETS, BITS == 4 && K != 0 && K % (SPLIT * 2 * MV_STEP) == 0>::type;
+using mv_ahead = typename mv_chosen<BITS, SPLIT, K, SETS, BITS == 4 && stages(K / SPLIT, SETS)>::type;
 
 template <uint BITS, uint SPLIT>
 LILY_INLINE void mv_part(const act_t* x, const uint4* w, const bfloat* scales, const bfloat* biases, uint k, uint row,

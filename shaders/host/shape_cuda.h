@@ -23,8 +23,12 @@ struct wide_kernel {
 constant constexpr wide_kernel WIDE_KERNELS[] = {
     {"attention_tile", 8, 196608, true}, {"attention_blocks", 4, 74240, false}, {"attention_decode", 4, 74240, false}};
 
-// Threadgroups of a kernel of known width that a multiprocessor must have room for at once, where more than one. A name
-// is the beginning of a kernel's with its constants.
+// Whether a simdgroup's part of so many columns of a 4-bit matrix, times sets of rows, goes through threadgroup memory:
+// as copies can be of its size, and as there is room for it everywhere.
+constexpr bool stages(uint columns, uint sets) { return columns == 256 || (columns == 512 && sets == 1); }
+
+// Threadgroups that a multiprocessor must have room for at once of a kernel whose weights, MV_SETS sets of rows, go
+// through threadgroup memory. A name is the beginning of a kernel's with its constants.
 struct shared_kernel {
     const char* name;
     uint groups;

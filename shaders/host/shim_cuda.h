@@ -274,6 +274,14 @@ LILY_INLINE bfloat read_once(const bfloat* p) {
     return v;
 }
 
+// From the cache that all multiprocessors share: their own may hold what was there before.
+#define LILY_TUNED_READ_EARLY
+LILY_INLINE float read_early(const float* p) {
+    float v;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p));
+    return v;
+}
+
 // To the cache that all multiprocessors share, a line for each thread.
 #define LILY_TUNED_FETCH
 template <class T>

@@ -13,9 +13,10 @@ CudaGroup cuda_group(const Variant& variant, const std::string& architecture) {
     for (const wide_kernel& wide : WIDE_KERNELS)
         if (std::string_view(kernel.name).starts_with(wide.name) && (!wide.warpgroups || architecture.back() == 'a'))
             return {wide.simdgroups * 32, wide.bytes, 1};
-    const bool known = const_named(kernel, variant.consts, "K").value_or(1) != 0;  // its width
+    const uint32_t k = const_named(kernel, variant.consts, "K").value_or(0);
+    const bool staged = stages(k / (k >= 2048 ? SPLIT_2048 : 2), MV_SETS);  // as mv_split has it
     for (const shared_kernel& shared : SHARED_KERNELS)
-        if (known && function_name(variant).starts_with(shared.name)) return {kernel.simds * 32, 0, shared.groups};
+        if (staged && function_name(variant).starts_with(shared.name)) return {kernel.simds * 32, 0, shared.groups};
     return {kernel.simds * 32, 0, 1};
 }
 
