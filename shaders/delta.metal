@@ -132,6 +132,11 @@ inline void convolve_head(device const float* now, device const bfloat* w, devic
     for (uint i = tid; i < DELTA_DIM; i += threads) y[i] = silu(y[i]);
 }
 
+// Where a head's channels begin: of its query, its key or its value.
+inline uint first_channel(uint part, uint key_heads, uint key_head, uint head) {
+    return (part == 2 ? 2 * key_heads + head : part * key_heads + key_head) * DELTA_DIM;
+}
+
 // delta_mix: decode; one threadgroup takes one value head from the projection to the output projection's input:
 // conv_silu, delta_prepare, delta_scan of one row and gated_rms_norm, with nothing but the states in memory.
 //   grid: (value_heads, 1, 1)
@@ -171,7 +176,7 @@ KERNEL(delta_mix, 16)(
     delta_rows<AT_ONCE> s;
     s.load(now + simd * OWN * DELTA_DIM, fresh, lane);
     for (uint part = tid / SIDE; part < 3; part += SIDES) {
-        const uint at = (part == 2 ? 2 * args.key_heads + head : part * args.key_heads + key_head) * DELTA_DIM;
+        const uint at = first_channel(part, args.key_heads, key_head, head);
         fetch_soon(conv_w + at * CONV_WIDTH, DELTA_DIM * CONV_WIDTH, tid % SIDE);
         for (uint t = 0; t < CONV_TAIL; t++) fetch_soon(conv_now + t * args.channels + at, DELTA_DIM, tid % SIDE);
     }
@@ -189,7 +194,7 @@ KERNEL(delta_mix, 16)(
             }
             continue;
         }
-        const uint at = (part == 2 ? 2 * args.key_heads + head : part * args.key_heads + key_head) * DELTA_DIM;
+        const uint at = first_channel(part, args.key_heads, key_head, head);
         // Value heads share the channels of a key head; the first of them carries those on.
         convolve_head(proj + at, conv_w + at * CONV_WIDTH, conv_now + at, conv_next + at, args.channels, fresh,
                       part == 2 || head % sharing == 0, qkv + part * DELTA_DIM, tid % SIDE, SIDE);

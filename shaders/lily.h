@@ -43,7 +43,7 @@ inline void outputs_follow() {}
 inline float read_early(device const float* p) { return *p; }
 #endif
 
-// Weights that a launch will read once its inputs are ready; a thread's share of n values.
+// What a launch will read once its inputs are ready, and may before; a thread's share of n values.
 #ifndef LILY_TUNED_FETCH
 template <class T> inline void fetch_soon(device const T*, uint /*n*/, uint /*tid*/) {}
 #endif

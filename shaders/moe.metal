@@ -268,13 +268,15 @@ KERNEL(expert_mv_down, 8)(
     const uint first = group.x * MV_ROWS, left = args.hidden - first, rows = min(MV_ROWS, left);
     const uint parts = (args.used + 1) * DOWN_SPLIT, inner = K ? K : args.inner;
     device const act_t* row_h = h;
-    if (!CHOOSE_AGAIN) inputs_ready();
-    if (CHOOSE_AGAIN && simd == 0) route_row<0>(logits, args.experts, args.used, chosen, share, lane);
-    if (!CHOOSE_AGAIN)
+    if (CHOOSE_AGAIN) {
+        if (simd == 0) route_row<0>(logits, args.experts, args.used, chosen, share, lane);
+    } else {
+        inputs_ready();
         for (uint i = tid; i <= args.used; i += THREADS) {
             share[i] = weights[i];
             if (i < args.used) chosen[i] = ids[i];
         }
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint begin = 0; begin < parts; begin += SIMDS * DOWN_AHEAD) {
         down_rows own[DOWN_AHEAD];

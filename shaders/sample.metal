@@ -199,6 +199,11 @@ inline uint select_value(device const uint* mass, device const float* adjusted, 
     return prefix;
 }
 
+// The mass that the kept tokens reach of `sum`, which is left; and the least mass beside a largest one. Products are
+// fp32, which may round up.
+inline uint top_p_goal(float top_p, uint sum) { return min(max(uint(top_p * float(sum)), 1u), sum); }
+inline uint min_p_mass(float min_p, uint most) { return min(uint(min_p * float(most)), most); }
+
 // Sum and largest of the masses that are left, over the threadgroup.
 template <uint SIMDS>
 inline uint2 kept_mass(device const uint* mass, device const float* adjusted, uint vocab, sample_floor least,
@@ -308,7 +313,7 @@ inline void pick_listed(choice_list list, uint top_k, float top_p, float min_p, 
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint2 left = listed_mass(list);
     if (top_p < 1) {
-        const uint goal = min(max(uint(top_p * float(left[0])), 1u), left[0]);
+        const uint goal = top_p_goal(top_p, left[0]);
         for (uint i = tid; i < list.count; i += threads) {
             uint weight = 0, larger = 0;
             for (uint j = 0; j < list.count; j++) {
@@ -320,7 +325,7 @@ inline void pick_listed(choice_list list, uint top_k, float top_p, float min_p, 
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    const uint smallest = min(uint(min_p * float(left[1])), left[1]);  // fp32 may round up
+    const uint smallest = min_p_mass(min_p, left[1]);
     drop_below(list, max(atomic_load_explicit(floor, memory_order_relaxed), smallest), tid, threads);
     const uint draw = mulhi(random, listed_mass(list)[0]);
     for (uint i = tid; i < list.count; i += threads) {
@@ -343,10 +348,10 @@ inline void pick_any(device const uint* mass, device const float* adjusted, uint
     if (top_k < vocab) least.logit = select_value<THREADS, true>(mass, adjusted, vocab, least, top_k, bins, tid);
     const uint2 left = kept_mass<SIMDS>(mass, adjusted, vocab, least, part, tid, lane, simd);
     if (top_p < 1) {
-        const uint goal = min(max(uint(top_p * float(left[0])), 1u), left[0]);
+        const uint goal = top_p_goal(top_p, left[0]);
         least.mass = max(1u, select_value<THREADS, false>(mass, adjusted, vocab, least, goal, bins, tid));
     }
-    least.mass = max(least.mass, min(uint(min_p * float(left[1])), left[1]));  // fp32 may round up
+    least.mass = max(least.mass, min_p_mass(min_p, left[1]));
     const uint total = kept_mass<SIMDS>(mass, adjusted, vocab, least, part, tid, lane, simd)[0];
     // Each thread owns a run of ids; the first run whose running sum exceeds the draw holds the token.
     const uint run = (vocab + THREADS - 1) / THREADS, first = min(tid * run, vocab), last = min(first + run, vocab);

@@ -73,15 +73,6 @@ struct attend_state {
     uint limit[2];  // last token that a row sees
 };
 
-LILY_INLINE float quad_max(float v) {
-    v = max(v, simd_shuffle_xor(v, 1));
-    return max(v, simd_shuffle_xor(v, 2));
-}
-LILY_INLINE float quad_sum(float v) {
-    v += simd_shuffle_xor(v, 1);
-    return v + simd_shuffle_xor(v, 2);
-}
-
 // Scores of 64 tokens from `first` on become probabilities; o is scaled to their maximum.
 LILY_INLINE void soften(attend_state& state, float* score, float* o, uint first) {
     const uint column = threadIdx.x % 4 * 2;

@@ -131,17 +131,9 @@ struct attend_row {
         }
     }
 
-    LILY_INLINE static float of_quad(float v, bool largest) {
-        UNROLL for (uint mask = 1; mask < 4; mask *= 2) {
-            const float other = simd_shuffle_xor(v, mask);
-            v = largest ? max(v, other) : v + other;
-        }
-        return v;
-    }
-
     // Scores become probabilities; what has been summed is scaled to their maximum.
     LILY_INLINE static void soften(float* s, float (*o)[4], float& most, float& sum) {
-        const float high = max(most, of_quad(max(max(s[0], s[1]), max(s[2], s[3])), true));
+        const float high = max(most, quad_max(max(max(s[0], s[1]), max(s[2], s[3]))));
         const float shrink = precise::exp(most - high);
         most = high;
         UNROLL for (uint j = 0; j < 4; j++) s[j] = precise::exp(s[j] - high);
@@ -184,7 +176,7 @@ struct attend_row {
             __syncwarp();
             if (more) fetch(span, first + TURN, true, lane, simd);
         }
-        sum = of_quad(sum, false);
+        sum = quad_sum(sum);
         join(o, most, sum, out, stats, tid, lane, simd);
     }
 

@@ -2,7 +2,6 @@
 // tensor cores, so they are never rounded; a warp multiplies 16 rows of weights by up to MV_X rows of x at once.
 #pragma once
 
-#define LILY_TUNED_PART
 #define LILY_TUNED_MANY
 #define LILY_TUNED_AHEAD
 #define LILY_TUNED_INPUT
@@ -172,17 +171,13 @@ struct mv_kept {
                 v[i][s].load(w + s * apart * (k * BITS / 128), scales + s * apart * (k / QUANT_GROUP),
                              biases + s * apart * (k / QUANT_GROUP), k, at, lane);
     }
-    LILY_INLINE void load(const uint4* w, const bfloat* scales, const bfloat* biases, uint k, uint part, uint apart,
-                          uint left, uint lane) {
-        UNROLL for (uint i = 0; i < STEPS; i++) {
-            const uint at = (part + i * SPLIT) * MV_STEP;
-            if (at < k) load(i, w, scales, biases, k, at, apart, left, lane);
-        }
-    }
     LILY_INLINE void begin(const uint4* w, const bfloat* scales, const bfloat* biases, uint k, uint row, uint apart,
                            uint left, uint lane, uint simd) {
         const uint own = row + simd / SPLIT * MV_ROWS, g = own * (k / QUANT_GROUP);
-        load(w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT, apart, left, lane);
+        UNROLL for (uint i = 0; i < STEPS; i++) {
+            const uint at = (simd % SPLIT + i * SPLIT) * MV_STEP;
+            if (at < k) load(i, w + own * (k * BITS / 128), scales + g, biases + g, k, at, apart, left, lane);
+        }
     }
 };
 
@@ -278,15 +273,6 @@ struct mv_chosen<4, SPLIT, K, SETS, true> {
 template <uint BITS, uint SPLIT, uint K = 0, uint SETS = 1>
 using mv_ahead = typename mv_chosen<BITS, SPLIT, K, SETS, BITS == 4 && stages(K / SPLIT, SETS)>::type;
 
-template <uint BITS, uint SPLIT>
-LILY_INLINE void mv_part(const act_t* x, const uint4* w, const bfloat* scales, const bfloat* biases, uint k, uint row,
-                         uint, uint part, float* out, uint lane) {
-    const uint g = row * (k / QUANT_GROUP);
-    mv_kept<BITS, SPLIT> ahead;
-    ahead.load(w + row * (k * BITS / 128), scales + g, biases + g, k, part, 0, 0, lane);
-    mv_sums(ahead, x, 0, 1, w + row * (k * BITS / 128), scales + g, biases + g, k, part, 0, 0, out, 0, lane);
-}
-
 template <uint BITS, uint SPLIT, uint K, uint SETS>
 LILY_INLINE void mv_finish(mv_kept<BITS, SPLIT, K, SETS>& ahead, const act_t* x, const uint4* w, const bfloat* scales,
                            const bfloat* biases, uint k, uint row, uint apart, uint left, float* part, uint lane,
@@ -301,7 +287,7 @@ LILY_INLINE void mv_many(const act_t* x, uint count, const uint4* w, const bfloa
                          uint row, uint, float* part, uint lane, uint simd) {
     const uint own = row + simd / SPLIT * MV_ROWS, g = own * (k / QUANT_GROUP);
     mv_kept<BITS, SPLIT> ahead;
-    ahead.load(w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT, 0, 0, lane);
+    ahead.begin(w, scales, biases, k, row, 0, 0, lane, simd);
     mv_sums(ahead, x, k, count, w + own * (k * BITS / 128), scales + g, biases + g, k, simd % SPLIT, 0, 0,
             part + simd * MV_ROWS, simdgroups(8) * MV_ROWS, lane);
 }

@@ -185,6 +185,15 @@ LILY_INLINE uint simd_sum(uint x) {
 LILY_INLINE uint simd_min(uint x) {
     return __reduce_min_sync(ALL_LANES, x);
 }
+// Over the four threads that share a row of an mma's result.
+LILY_INLINE float quad_max(float v) {
+    v = max(v, simd_shuffle_xor(v, 1));
+    return max(v, simd_shuffle_xor(v, 2));
+}
+LILY_INLINE float quad_sum(float v) {
+    v += simd_shuffle_xor(v, 1);
+    return v + simd_shuffle_xor(v, 2);
+}
 template <class T>
 LILY_INLINE T simd_prefix_exclusive_sum(T x) {
     const uint lane = threadIdx.x % SIMD_WIDTH;
