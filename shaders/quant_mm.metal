@@ -15,8 +15,8 @@ struct qmm_args {
     uint first;
 };
 
-// qmm: one threadgroup makes BM rows of TILE_N columns.
-//   grid: ((n + TILE_N - 1) / TILE_N, (rows + BM - 1) / BM, 1)
+// qmm: one threadgroup makes BM rows of BN columns.
+//   grid: ((n + tile_n(BM) - 1) / tile_n(BM), (rows + BM - 1) / BM, 1)
 //   const: BITS <= 8, BM <= 128
 //   used: encode_product, encode_score
 template <uint BITS, uint BM>
@@ -30,23 +30,23 @@ KERNEL(qmm, 4)(
     constant qmm_args&      args   [[buffer(6)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(4);
+    constexpr uint SIMDS = simdgroups(4), BN = tile_n(BM);
     SHARED act_t xs[tile_x_room<BM>()];
     SHARED act_t ws[tile_w_room()];
     inputs_ready();
-    const uint row = group.y * BM, col = group.x * TILE_N, k = args.k;
+    const uint row = group.y * BM, col = group.x * BN, k = args.k;
     if (row + args.first >= step->rows) return;
     const uint live = min(BM, min(args.rows, step->rows - args.first) - row);
-    tile_acc<BM, TILE_N, SIMDS> acc;
+    tile_acc<BM, BN, SIMDS> acc;
     tile_clear(acc, lane, simd);
-    quant_multiply<BITS, BM, SIMDS>(acc, x + row * k, own_rows(), matrix_from<BITS>(w, scales, biases, col, k), k,
-                                    live, min(TILE_N, args.n - col), xs, ws, tid);
+    quant_multiply<BITS, BM, BN, SIMDS>(acc, x + row * k, own_rows(), matrix_from<BITS>(w, scales, biases, col, k), k,
+                                        live, min(BN, args.n - col), xs, ws, tid);
     tile_store(acc, y + row * args.n + col, own_rows(), args.n, live, 1.0f);
     outputs_follow();
 }
 
 // qmm_add: as qmm, added to y.
-//   grid: ((n + TILE_N - 1) / TILE_N, (rows + BM - 1) / BM, 1)
+//   grid: ((n + tile_n(BM) - 1) / tile_n(BM), (rows + BM - 1) / BM, 1)
 //   const: BITS <= 8, BM <= 128
 //   reads: y = rows * n * 4
 //   used: encode_product_add
@@ -61,23 +61,23 @@ KERNEL(qmm_add, 4)(
     constant qmm_args&      args   [[buffer(6)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(4);
+    constexpr uint SIMDS = simdgroups(4), BN = tile_n(BM);
     SHARED act_t xs[tile_x_room<BM>()];
     SHARED act_t ws[tile_w_room()];
     inputs_ready();
-    const uint row = group.y * BM, col = group.x * TILE_N, k = args.k;
+    const uint row = group.y * BM, col = group.x * BN, k = args.k;
     if (row + args.first >= step->rows) return;
     const uint live = min(BM, min(args.rows, step->rows - args.first) - row);
-    tile_acc<BM, TILE_N, SIMDS> acc;
+    tile_acc<BM, BN, SIMDS> acc;
     tile_clear(acc, lane, simd);
-    quant_multiply<BITS, BM, SIMDS>(acc, x + row * k, own_rows(), matrix_from<BITS>(w, scales, biases, col, k), k,
-                                    live, min(TILE_N, args.n - col), xs, ws, tid);
+    quant_multiply<BITS, BM, BN, SIMDS>(acc, x + row * k, own_rows(), matrix_from<BITS>(w, scales, biases, col, k), k,
+                                        live, min(BN, args.n - col), xs, ws, tid);
     tile_add(acc, y + row * args.n + col, args.n, live);
     outputs_follow();
 }
 
-// qmm_swiglu: one threadgroup makes the same BM x TILE_N tile of gate and of up; n counts the columns of y.
-//   grid: ((n + TILE_N - 1) / TILE_N, (rows + BM - 1) / BM, 1)
+// qmm_swiglu: one threadgroup makes the same BM x BN tile of gate and of up; n counts the columns of y.
+//   grid: ((n + tile_n(BM) - 1) / tile_n(BM), (rows + BM - 1) / BM, 1)
 //   const: BITS <= 8, BM <= 128
 //   used: encode_expert_tiles
 template <uint BITS, uint BM>
@@ -91,20 +91,20 @@ KERNEL(qmm_swiglu, 4)(
     constant qmm_args&      args   [[buffer(6)]],
     GRID)
 {
-    constexpr uint SIMDS = simdgroups(4);
+    constexpr uint SIMDS = simdgroups(4), BN = tile_n(BM);
     SHARED act_t xs[tile_x_room<BM>()];
     SHARED act_t ws[tile_w_room()];
     inputs_ready();
-    const uint row = group.y * BM, col = group.x * TILE_N, k = args.k, up = col + args.n;
+    const uint row = group.y * BM, col = group.x * BN, k = args.k, up = col + args.n;
     if (row + args.first >= step->rows) return;
     const uint live = min(BM, min(args.rows, step->rows - args.first) - row);
-    tile_acc<BM, TILE_N, SIMDS> gate, value;
+    tile_acc<BM, BN, SIMDS> gate, value;
     tile_clear(gate, lane, simd);
     tile_clear(value, lane, simd);
-    quant_multiply_pair<BITS, BM, SIMDS>(gate, value, x + row * k, own_rows(),
-                                         matrix_from<BITS>(w, scales, biases, col, k),
-                                         matrix_from<BITS>(w, scales, biases, up, k), k, live,
-                                         min(TILE_N, args.n - col), xs, ws, tid);
+    quant_multiply_pair<BITS, BM, BN, SIMDS>(gate, value, x + row * k, own_rows(),
+                                             matrix_from<BITS>(w, scales, biases, col, k),
+                                             matrix_from<BITS>(w, scales, biases, up, k), k, live,
+                                             min(BN, args.n - col), xs, ws, tid);
     tile_swiglu(gate, value);
     tile_store_acts(gate, y + row * args.n + col, args.n, live);
     outputs_follow();

@@ -135,12 +135,14 @@ inline void tile_store(thread Acc& acc, device float* y, Rows rows, uint stride,
             y[rows.at(tile_row(acc, i)) * stride + tile_col(acc, i)] = factor * acc[i];
 }
 
+#ifndef LILY_TUNED_ADD
 // y[r * stride + c] += acc[r][c], likewise.
 template <class Acc> inline void tile_add(thread Acc& acc, device float* y, uint stride, uint live) {
     UNROLL_TILE
     for (uint i = 0; i < tile_capacity(acc); i++)
         if (tile_valid(acc, i) && tile_row(acc, i) < live) y[tile_row(acc, i) * stride + tile_col(acc, i)] += acc[i];
 }
+#endif
 
 // y[r * stride + c] = act_t(acc[r][c]), likewise.
 template <class Acc> inline void tile_store_acts(thread Acc& acc, device act_t* y, uint stride, uint live) {
@@ -158,6 +160,12 @@ template <class Acc> inline void tile_swiglu(thread Acc& gate, thread Acc& up) {
         if (tile_valid(gate, i)) gate[i] = silu(gate[i]) * up[i] * (1.0f / float(SWIGLU_SHIFT));
 }
 
+#ifndef LILY_SHAPES
+// Columns of a tile of `rows` rows.
+constexpr uint tile_n(uint /*rows*/) { return TILE_N; }
+constexpr uint short_tile_n(uint /*rows*/) { return TILE_N; }  // of a product of small k
+#endif
+
 // acc += x w^T over all of k. xs has room for tile_x_room<BM>(), ws for tile_w_room() act_t. Rows of x from live on,
 // and columns from `columns` on, may be skipped; then they are not valid. The second form takes two matrices.
 #ifndef LILY_TUNED_PRODUCT
@@ -165,37 +173,37 @@ template <uint BM> constexpr uint tile_x_room() { return BM * TILE_K; }
 constexpr uint tile_w_room() { return TILE_N * TILE_K; }
 
 // The next step's weights of a matrix, at k = `at`.
-template <uint BITS, uint BM, uint SIMDS>
-inline void quant_step(thread tile_acc<BM, TILE_N, SIMDS>& acc, const thread quant_rows<BM>& x,
+template <uint BITS, uint BM, uint BN, uint SIMDS>
+inline void quant_step(thread tile_acc<BM, BN, SIMDS>& acc, const thread quant_rows<BM>& x,
                        const thread quant_matrix<BITS>& w, uint at, uint k, uint live, uint columns,
                        threadgroup act_t* ws, uint tid) {
-    quant_tile_multiply<BITS, BM, TILE_N, SIMDS>(acc, x, ws, w.w + at * BITS / 128, k * BITS / 128,
+    quant_tile_multiply<BITS, BM, BN, SIMDS>(acc, x, ws, w.w + at * BITS / 128, k * BITS / 128,
                                                  w.scales + at / QUANT_GROUP, w.biases + at / QUANT_GROUP,
                                                  k / QUANT_GROUP, live, columns, tid);
 }
 
-template <uint BITS, uint BM, uint SIMDS, class Rows>
-inline void quant_multiply(thread tile_acc<BM, TILE_N, SIMDS>& acc, device const act_t* x, Rows rows,
+template <uint BITS, uint BM, uint BN, uint SIMDS, class Rows>
+inline void quant_multiply(thread tile_acc<BM, BN, SIMDS>& acc, device const act_t* x, Rows rows,
                            quant_matrix<BITS> w, uint k, uint live, uint columns, threadgroup act_t* xs,
                            threadgroup act_t* ws, uint tid) {
     const uint depth = tile_depth<BM>(live);
     for (uint at = 0; at < k; at += depth) {
         quant_rows<BM> staged;
         staged.template stage<SIMDS * SIMD_WIDTH>(xs, x + at, rows, k, live, min(depth, k - at), tid);
-        quant_step<BITS, BM, SIMDS>(acc, staged, w, at, k, live, columns, ws, tid);
+        quant_step<BITS, BM, BN, SIMDS>(acc, staged, w, at, k, live, columns, ws, tid);
     }
 }
 
-template <uint BITS, uint BM, uint SIMDS, class Rows>
-inline void quant_multiply_pair(thread tile_acc<BM, TILE_N, SIMDS>& first, thread tile_acc<BM, TILE_N, SIMDS>& second,
+template <uint BITS, uint BM, uint BN, uint SIMDS, class Rows>
+inline void quant_multiply_pair(thread tile_acc<BM, BN, SIMDS>& first, thread tile_acc<BM, BN, SIMDS>& second,
                                 device const act_t* x, Rows rows, quant_matrix<BITS> w1, quant_matrix<BITS> w2, uint k,
                                 uint live, uint columns, threadgroup act_t* xs, threadgroup act_t* ws, uint tid) {
     const uint depth = tile_depth<BM>(live);
     for (uint at = 0; at < k; at += depth) {
         quant_rows<BM> staged;
         staged.template stage<SIMDS * SIMD_WIDTH>(xs, x + at, rows, k, live, min(depth, k - at), tid);
-        quant_step<BITS, BM, SIMDS>(first, staged, w1, at, k, live, columns, ws, tid);
-        quant_step<BITS, BM, SIMDS>(second, staged, w2, at, k, live, columns, ws, tid);
+        quant_step<BITS, BM, BN, SIMDS>(first, staged, w1, at, k, live, columns, ws, tid);
+        quant_step<BITS, BM, BN, SIMDS>(second, staged, w2, at, k, live, columns, ws, tid);
     }
 }
 #endif

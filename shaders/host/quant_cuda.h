@@ -53,6 +53,9 @@ struct row_weights<4> {
             : "=r"(v.x), "=r"(v.y)
             : "l"(reinterpret_cast<const uint2*>(row) + quarter));
     }
+    LILY_INLINE void load_staged(uint address) {
+        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+    }
     LILY_INLINE uint pair(uint s, uint i) const { return weight_pair<4>(v[s / 2], s % 2 * 2 + i); }
 };
 template <>
@@ -60,6 +63,12 @@ struct row_weights<8> {
     uint4 v;
     LILY_INLINE void clear() { v = uint4(0u); }
     LILY_INLINE void load(const uint4* row, uint quarter) { v = read_once(row + quarter); }
+    LILY_INLINE void load_staged(uint address) {
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(address)
+                     : "memory");
+    }
     LILY_INLINE uint pair(uint s, uint i) const { return weight_pair<8>(v[s], i); }
 };
 

@@ -217,6 +217,10 @@ LILY_INLINE void copy_async(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint(__cvta_generic_to_shared(to))), "l"(from)
                  : "memory");
 }
+// To an address in threadgroup memory; the whole line of 128 bytes is on its way to the second cache then.
+LILY_INLINE void copy_async_line(uint to, const void* from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
 LILY_INLINE void copy_async_or_zero(void* to, const void* from, bool live) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(uint(__cvta_generic_to_shared(to))), "l"(from),
                  "r"(live ? 16 : 0)

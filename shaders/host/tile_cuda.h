@@ -6,22 +6,45 @@
 
 #define LILY_TUNED_TILE
 #define LILY_TUNED_PRODUCT
-constexpr uint X_STEPS = 3;     // steps of x in flight: being written, about to be read, being read
+#define LILY_TUNED_ADD
+constexpr uint X_TILES = 3;     // tiles of x: being written, about to be read, being read
 constexpr uint MMA_ROWS = 16;   // of the right operand, of a warp
 constexpr uint MMA_COLUMNS = 8;
 constexpr uint ROW_PIECES = TILE_K / 8;  // of 16 bytes
 
+// Columns of a tile of x: a threadgroup meets once for each.
+template <uint BM>
+constexpr uint x_depth() {
+    return 4096 / BM;
+}
 template <uint BM>
 constexpr uint tile_x_room() {
-    return X_STEPS * BM * TILE_K;
+    return X_TILES * BM * x_depth<BM>();
 }
 constexpr uint AFFINE_GROUPS = 4;  // whose scales and biases are staged at once
 constexpr uint tile_w_room() {
-    return 2 * 2 * AFFINE_GROUPS * TILE_N * 2;  // two matrices, two turns, of {scale, bias}
+    return 2 * AFFINE_GROUPS * TILE_N * 4;  // two matrices, of {scale, scale, bias, bias}
 }
 
+// Addresses in threadgroup memory, in bytes. What a thread needs in every step it keeps: the compiler would rather
+// compute it again, with more instructions than the step has otherwise.
 LILY_INLINE uint shared_address(const void* p) {
     return uint(__cvta_generic_to_shared(p));
+}
+LILY_INLINE uint kept(uint v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
+LILY_INLINE void store_word(uint to, uint v) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
+LILY_INLINE void store_words(uint to, uint2 v) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(v.x), "r"(v.y) : "memory");
+}
+LILY_INLINE uint2 load_words(uint from) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
+    return v;
 }
 
 // A row is 128 bytes, whose 16-byte pieces are exchanged by the row's lowest bits: so the pieces of one column in eight
@@ -58,12 +81,12 @@ LILY_INLINE void load_transposed(uint* r, uint address) {
                  : "r"(address)
                  : "memory");
 }
-// d[BM / 8][4] += a b^T over 16 columns of a tile of BM rows from piece `piece` on, for a warp.
+// d[BM / 8][4] += a b^T over 16 columns of the tile of BM rows at `tile`, from piece `piece` on, for a warp.
 template <uint BM>
-LILY_INLINE void warp_mma(float* d, const uint* a, const act_t* tile, uint piece) {
+LILY_INLINE void warp_mma(float* d, const uint* a, uint tile, uint piece) {
     const uint lane = threadIdx.x % SIMD_WIDTH;
     if constexpr (BM == MMA_COLUMNS) {
-        const uint at = shared_address(tile + tile_at(lane % 8, (piece + lane / 8 % 2) * 8));
+        const uint at = tile + 2 * tile_at(lane % 8, (piece + lane / 8 % 2) * 8);
         uint b0, b1;
         asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                      : "=r"(b0), "=r"(b1)
@@ -73,7 +96,7 @@ LILY_INLINE void warp_mma(float* d, const uint* a, const act_t* tile, uint piece
     } else {
         UNROLL for (uint n = 0; n < BM; n += 2 * MMA_COLUMNS) {
             uint b[4];
-            load_matrices(b, shared_address(tile + tile_at(n + lane / 16 * 8 + lane % 8, (piece + lane / 8 % 2) * 8)));
+            load_matrices(b, tile + 2 * tile_at(n + lane / 16 * 8 + lane % 8, (piece + lane / 8 % 2) * 8));
             mma(d + n / 2, a[0], a[1], a[2], a[3], b[0], b[1]);
             mma(d + n / 2 + 4, a[0], a[1], a[2], a[3], b[2], b[3]);
         }
@@ -142,8 +165,11 @@ LILY_INLINE void warpgroup_mma_plain(float* d, const uint* a, ulong b) {
 #undef D16
 
 // A tile of rows of 128 bytes in memory, with the exchange of tile_at.
+LILY_INLINE ulong tile_descriptor(uint tile) {
+    return ulong(tile >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
 LILY_INLINE ulong tile_descriptor(const act_t* tile) {
-    return ulong(shared_address(tile) >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+    return tile_descriptor(shared_address(tile));
 }
 LILY_INLINE void warpgroup_begin() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -220,6 +246,16 @@ LILY_INLINE void tile_clear(Acc& acc, uint, uint) {
     UNROLL for (uint i = 0; i < Acc::BLOCKS * Acc::BLOCK_VALUES; i++) acc.v[i] = 0;
 }
 
+// An addition in memory is the same one, for which no thread waits; each element has but one.
+template <class Acc>
+LILY_INLINE void tile_add(Acc& acc, float* y, uint stride, uint live) {
+    UNROLL for (uint i = 0; i < Acc::BLOCKS * Acc::BLOCK_VALUES; i++)
+        if (tile_valid(acc, i) && tile_row(acc, i) < live)
+            asm volatile("red.global.add.f32 [%0], %1;" ::"l"(y + (tile_row(acc, i) * stride + tile_col(acc, i))),
+                         "f"(acc.v[i])
+                         : "memory");
+}
+
 template <uint BM, uint BN, uint SIMDS>
 LILY_INLINE void tile_multiply(tile_acc<BM, BN, SIMDS>& acc, const act_t* a, const act_t* b, uint, uint) {
     const uint lane = threadIdx.x % SIMD_WIDTH, row = threadIdx.x / SIMD_WIDTH * MMA_ROWS + lane % 16;
@@ -227,7 +263,7 @@ LILY_INLINE void tile_multiply(tile_acc<BM, BN, SIMDS>& acc, const act_t* a, con
         UNROLL for (uint piece = 0; piece < ROW_PIECES; piece += 2) {
             uint rows[4];
             load_matrices(rows, shared_address(b + tile_at(f * 64 + row, (piece + lane / 16) * 8)));
-            warp_mma<BM>(acc.v + f * acc.BLOCK_VALUES, rows, a, piece);
+            warp_mma<BM>(acc.v + f * acc.BLOCK_VALUES, rows, shared_address(a), piece);
         }
 }
 template <uint BM, uint BN, uint SIMDS>
@@ -237,7 +273,7 @@ LILY_INLINE void tile_multiply_plain(tile_acc<BM, BN, SIMDS, true>& acc, const a
     UNROLL for (uint piece = 0; piece < ROW_PIECES; piece += 2) {
         uint columns[4];
         load_transposed(columns, shared_address(b + tile_at(piece * 8 + lane / 16 * 8 + lane % 8, column)));
-        warp_mma<BM>(acc.v, columns, a, piece);
+        warp_mma<BM>(acc.v, columns, shared_address(a), piece);
     }
 }
 
@@ -246,79 +282,101 @@ LILY_INLINE void tile_multiply_plain(tile_acc<BM, BN, SIMDS, true>& acc, const a
 // The order of k within a group of 64 is that in which weights are unpacked: thread t of four has weights 16 t to
 // 16 t + 15 of a row, and each of four products takes four of them. x is stored in that order.
 
-// Eight values of x from column 8 * piece on, in the order of row_weights.
-template <uint BITS>
-LILY_INLINE void put_x(act_t* tile, uint row, uint piece, uint4 v) {
-    uint pair[4] = {v.x, v.y, v.z, v.w};
-    if (BITS == 4) {
-        pair[0] = __byte_perm(v.x, v.z, 0x5410);
-        pair[1] = __byte_perm(v.x, v.z, 0x7632);
-        pair[2] = __byte_perm(v.y, v.w, 0x5410);
-        pair[3] = __byte_perm(v.y, v.w, 0x7632);
-    }
-    UNROLL for (uint i = 0; i < 4; i++)
-        *reinterpret_cast<uint*>(tile + tile_at(row, (piece % 2 * 4 + i) * 8) + piece / 2 * 2) = pair[i];
-}
-
-// The rows of x that a thread stages, 16 bytes at a time.
+// The pieces of 16 bytes of x that a thread stages: of rows THREADS / ROW_PIECES apart, if those of 64 columns behind
+// another are counted as rows of their own. Rows from `live` on are the last one again: nobody reads their products.
 template <uint BITS, uint BM, uint THREADS>
 struct x_stream {
-    static constexpr uint COUNT = (BM * ROW_PIECES + THREADS - 1) / THREADS;
-    static constexpr uint NOTHING = 0xffffffff;
-    const act_t* x;
-    uint from[COUNT];
+    static constexpr uint COUNT = BM * x_depth<BM>() / 8 / THREADS, APART = THREADS / ROW_PIECES;
+    const act_t* from[COUNT];
     uint4 v[COUNT];
+    uint place[4];  // of a piece's words, in bytes
+    LILY_INLINE static uint column(uint i, uint tid) { return (tid / ROW_PIECES + i * APART) / BM * TILE_K; }
     template <class Rows>
-    LILY_INLINE void begin(const act_t* all, Rows rows, uint stride, uint live, uint tid) {
-        x = all;
+    LILY_INLINE void begin(const act_t* x, Rows rows, uint stride, uint live, uint tid) {
+        const uint piece = tid % ROW_PIECES;
         UNROLL for (uint i = 0; i < COUNT; i++) {
-            const uint row = tid / ROW_PIECES + i * (THREADS / ROW_PIECES);
-            from[i] = row < live ? rows.at(row) * stride + tid % ROW_PIECES * 8 : NOTHING;
+            const uint row = min((tid / ROW_PIECES + i * APART) % BM, live - 1);
+            from[i] = x + (rows.at(row) * stride + column(i, tid) + piece * 8);
+        }
+        UNROLL for (uint i = 0; i < 4; i++)
+            place[i] = kept(2 * tile_at(tid / ROW_PIECES, (piece % 2 * 4 + i) * 8) + piece / 2 * 4);
+    }
+    // The next columns, of which there are `left`.
+    LILY_INLINE void load(uint left, uint tid) {
+        UNROLL for (uint i = 0; i < COUNT; i++) {
+            if (x_depth<BM>() == TILE_K || column(i, tid) < left) v[i] = *reinterpret_cast<const uint4*>(from[i]);
+            from[i] += x_depth<BM>();
         }
     }
-    LILY_INLINE void load(uint at) {
-        UNROLL for (uint i = 0; i < COUNT; i++)
-            v[i] = from[i] != NOTHING ? *reinterpret_cast<const uint4*>(x + from[i] + at) : uint4(0u);
-    }
-    LILY_INLINE void put(act_t* tile, uint tid) const {
+    // In the order of row_weights.
+    LILY_INLINE void put(uint tile) const {
         UNROLL for (uint i = 0; i < COUNT; i++) {
-            const uint row = tid / ROW_PIECES + i * (THREADS / ROW_PIECES);
-            if (row < BM) put_x<BITS>(tile, row, tid % ROW_PIECES, v[i]);
+            uint pair[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+            if (BITS == 4) {
+                pair[0] = __byte_perm(v[i].x, v[i].z, 0x5410);
+                pair[1] = __byte_perm(v[i].x, v[i].z, 0x7632);
+                pair[2] = __byte_perm(v[i].y, v[i].w, 0x5410);
+                pair[3] = __byte_perm(v[i].y, v[i].w, 0x7632);
+            }
+            UNROLL for (uint j = 0; j < 4; j++) store_word(tile + place[j] + i * (APART * TILE_K * 2), pair[j]);
         }
     }
 };
 
-// A thread's rows of a tile of weights: two of each block of 64.
-template <uint BITS>
+// Threadgroup memory of a launch for weights as they are in the matrix: see TILE_KERNELS.
+LILY_INLINE uint w_memory() {
+    extern __shared__ __attribute__((aligned(1024))) uchar arena[];
+    return shared_address(arena);
+}
+
+// A matrix's weights on their way to memory, 64 columns a step; a warp asks for those of its own rows.
+template <uint BITS, uint BN>
 struct w_stream {
-    static constexpr uint ROWS = TILE_N / 64 * 2;
-    const uint4* w;  // the thread's first row
-    uint row_step, block_step;
-    row_weights<BITS> v[ROWS];
-    LILY_INLINE void begin(quant_matrix<BITS> m, uint k, uint columns, uint tid) {
-        const uint stride = k * BITS / 128;
-        w = m.w + (tid / SIMD_WIDTH * MMA_ROWS + tid % SIMD_WIDTH / 4) * stride;
-        row_step = 8 * stride;
-        block_step = columns > 64 ? 64 * stride : 0;  // any rows, where there are none
+    static constexpr uint BLOCKS = BN / 64, PIECES = BITS / 2, ROWS = 2 * BLOCKS;  // 16-byte pieces of a row
+    static constexpr uint COPY_ROWS = SIMD_WIDTH / PIECES, COPIES = MMA_ROWS / COPY_ROWS;
+    static constexpr uint STEP = w_step_bytes(BITS, BN);
+    const uint4* from[BLOCKS * COPIES];
+    uint to, own;
+    LILY_INLINE void begin(quant_matrix<BITS> m, uint k, uint columns, uint memory, uint tid) {
+        const uint warp = tid / SIMD_WIDTH, lane = tid % SIMD_WIDTH;
+        to = kept(memory + (warp * (BLOCKS * MMA_ROWS * PIECES) + lane) * 16);
+        own = kept(memory + (warp * (BLOCKS * MMA_ROWS) + lane / 4) * PIECES * 16 + lane % 4 * (BITS * 2));
+        UNROLL for (uint i = 0; i < BLOCKS * COPIES; i++) {
+            const uint block = columns > 64 ? i / COPIES * 64 : 0;  // any rows, where there are none
+            const uint row = block + warp * MMA_ROWS + i % COPIES * COPY_ROWS + lane / PIECES;
+            from[i] = m.w + row * (k * BITS / 128) + lane % PIECES;
+        }
     }
-    LILY_INLINE void load(uint at, uint tid) {
-        UNROLL for (uint r = 0; r < ROWS; r++)
-            v[r].load(w + (r / 2 * block_step + r % 2 * row_step + at * BITS / 128), tid % 4);
+    LILY_INLINE void fetch(uint step, bool any) {
+        UNROLL for (uint i = 0; i < BLOCKS * COPIES; i++) {
+            if (any) copy_async_line(to + step % W_STEPS * STEP + i * (SIMD_WIDTH * 16), from[i]);
+            from[i] += PIECES;
+        }
+    }
+    // Two rows of each block of 64.
+    LILY_INLINE void read(row_weights<BITS> (&v)[ROWS], uint step) const {
+        UNROLL for (uint r = 0; r < ROWS; r++) v[r].load_staged(own + step % W_STEPS * STEP + r * (8 * PIECES * 16));
     }
 };
 
-// Scales and biases of a tile's rows, a row for each thread. They lie as {scale, bias} in half, by group and row.
+// Scales and biases of a warp's rows, a row for each thread.
 struct affine_stream {
     const bfloat* scales;
     const bfloat* biases;
     uint groups;
     uint2 s, b;  // of four groups
+    uint to, own;
     template <uint BITS>
-    LILY_INLINE void begin(quant_matrix<BITS> m, uint k, uint columns, uint tid) {
-        const uint row = tid < columns ? tid : 0;
+    LILY_INLINE void begin(quant_matrix<BITS> m, uint k, uint columns, uint memory, uint tid) {
+        static_assert(TILE_N == 128);
+        const uint warp = tid / SIMD_WIDTH, lane = tid % SIMD_WIDTH;
+        const uint place = lane / MMA_ROWS * 64 + warp * MMA_ROWS + lane % MMA_ROWS;
+        const uint row = place < columns ? place : 0;
         groups = k / QUANT_GROUP;
         scales = m.scales + row * groups;
         biases = m.biases + row * groups;
+        to = kept(memory + tid * 8);
+        own = kept(memory + (warp * SIMD_WIDTH + lane / 4) * 8);
     }
     LILY_INLINE static uint2 four(const bfloat* p, uint first, uint groups) {
         if (groups % AFFINE_GROUPS == 0) return *reinterpret_cast<const uint2*>(p + first);
@@ -326,33 +384,33 @@ struct affine_stream {
         UNROLL for (uint i = 0; i < 4; i++) v[i] = p[min(first + i, groups - 1)].bits;
         return uint2(v[0] | v[1] << 16, v[2] | v[3] << 16);
     }
-    LILY_INLINE void load(uint at) {
-        s = four(scales, at / QUANT_GROUP, groups);
-        b = four(biases, at / QUANT_GROUP, groups);
+    LILY_INLINE void load(uint group) {
+        s = four(scales, group, groups);
+        b = four(biases, group, groups);
     }
-    LILY_INLINE void put(uint* affine, uint tid) const {
-        UNROLL for (uint i = 0; i < 4; i++) {
-            const uint scale = s[i / 2] >> i % 2 * 16 << 16, bias = b[i / 2] >> i % 2 * 16 << 16;
-            affine[i * TILE_N + tid] = pack2(as_type<float>(scale), as_type<float>(bias));
+    LILY_INLINE void put() const {
+        UNROLL for (uint i = 0; i < AFFINE_GROUPS; i++) {
+            const float scale = as_type<float>(s[i / 2] >> i % 2 * 16 << 16);
+            const float bias = as_type<float>(b[i / 2] >> i % 2 * 16 << 16);
+            store_words(to + i * (TILE_N * 8), uint2(pack2(scale, scale), pack2(bias, bias)));
         }
+    }
+    // Of a thread's row r: {scale, scale} and {bias, bias}.
+    LILY_INLINE uint2 read(uint step, uint r) const {
+        return load_words(own + step % AFFINE_GROUPS * (TILE_N * 8) + r * 64);
     }
 };
 
-// acc += x w^T over one step, whose x lies in `tile` and whose scales and biases in `affine`. With wgmma the last
-// product may still be at work when this returns.
-template <uint BITS, uint BM, uint SIMDS>
-LILY_INLINE void multiply_step(tile_acc<BM, TILE_N, SIMDS>& acc, const row_weights<BITS>* w, const act_t* tile,
-                               const uint* affine, uint tid) {
+// acc += x w^T over one step, whose x lies in `tile`. With wgmma the last product may still be at work when this
+// returns, and reads registers until it ends: a step that has but one (ALONE) waits, as the next would overwrite them.
+template <bool ALONE, uint BITS, uint BM, uint BN, uint SIMDS>
+LILY_INLINE void multiply_step(tile_acc<BM, BN, SIMDS>& acc, const row_weights<BITS>* w, uint tile,
+                               const affine_stream& affine, uint step) {
     UNROLL for (uint f = 0; f < acc.BLOCKS; f++) {
-        uint scale[2], bias[2];
-        UNROLL for (uint r = 0; r < 2; r++) {
-            const uint own = affine[f * 64 + tid / SIMD_WIDTH * MMA_ROWS + tid % SIMD_WIDTH / 4 + r * 8];
-            scale[r] = __byte_perm(own, 0, 0x1010);
-            bias[r] = __byte_perm(own, 0, 0x3232);
-        }
+        const uint2 own[2] = {affine.read(step, 2 * f), affine.read(step, 2 * f + 1)};
         // Of product s, pair i / 2 of row i % 2.
         const auto weights = [&](uint s, uint i) {
-            return half2_fma(w[2 * f + i % 2].pair(s, i / 2), scale[i % 2], bias[i % 2]);
+            return half2_fma(w[2 * f + i % 2].pair(s, i / 2), own[i % 2].x, own[i % 2].y);
         };
         float* sums = acc.v + f * acc.BLOCK_VALUES;
 #if LILY_WARPGROUP
@@ -360,11 +418,11 @@ LILY_INLINE void multiply_step(tile_acc<BM, TILE_N, SIMDS>& acc, const row_weigh
         UNROLL for (uint s = 0; s < 4; s++)
             UNROLL for (uint i = 0; i < 4; i++) a[s][i] = weights(s, i);
         settle(a);
-        settle<tile_acc<BM, TILE_N, SIMDS>::BLOCK_VALUES>(sums);
+        settle<tile_acc<BM, BN, SIMDS>::BLOCK_VALUES>(sums);
         warpgroup_begin();
         UNROLL for (uint s = 0; s < 4; s++) warpgroup_mma<BM>(sums, a[s], tile_descriptor(tile) + 2 * s);
         warpgroup_end();
-        warpgroup_wait<1>();
+        warpgroup_wait<ALONE ? 0 : 1>();
 #else
         UNROLL for (uint s = 0; s < 4; s++) {
             const uint a[4] = {weights(s, 0), weights(s, 1), weights(s, 2), weights(s, 3)};
@@ -374,87 +432,87 @@ LILY_INLINE void multiply_step(tile_acc<BM, TILE_N, SIMDS>& acc, const row_weigh
     }
 }
 
-// One matrix of a product. With wgmma, weights of a step come from memory during the one before it; mma.sync needs the
-// registers that this takes for its operands.
-template <uint BITS, uint BM, uint SIMDS>
+// One matrix of a product.
+template <uint BITS, uint BM, uint BN, uint SIMDS>
 struct w_operand {
-    w_stream<BITS> next;
-    row_weights<BITS> now[w_stream<BITS>::ROWS];
-    affine_stream scale;
-    uint* affine;  // two turns of four groups
-    LILY_INLINE void begin(quant_matrix<BITS> w, uint k, uint columns, act_t* ws, uint tid) {
-        affine = reinterpret_cast<uint*>(ws);
-        next.begin(w, k, columns, tid);
-        scale.begin(w, k, columns, tid);
-        if (LILY_WARPGROUP) next.load(0, tid);
-        scale.load(0);
-        scale.put(affine, tid);
+    w_stream<BITS, BN> weights;
+    affine_stream affine;
+    LILY_INLINE void begin(quant_matrix<BITS> w, uint k, uint columns, uint memory, uint ws, uint tid) {
+        weights.begin(w, k, columns, memory, tid);
+        affine.begin(w, k, columns, ws, tid);
+        affine.load(0);
     }
-    // Before the barrier of step `step`, at k = `at`; and after it.
-    LILY_INLINE void turn(uint at, uint tid) {
-        if (!LILY_WARPGROUP) next.load(at, tid);
-        UNROLL for (uint r = 0; r < next.ROWS; r++) now[r] = next.v[r];
+    // Before the warp meets, having read what was there.
+    LILY_INLINE void turn(uint step, uint k) {
+        affine.put();
+        if ((step + AFFINE_GROUPS) * TILE_K < k) affine.load(step + AFFINE_GROUPS);
     }
-    LILY_INLINE void fetch(uint at, uint k, uint step, uint tid) {
-        if (LILY_WARPGROUP && at + TILE_K < k) next.load(at + TILE_K, tid);
-        const uint coming = (step / AFFINE_GROUPS + 1) * AFFINE_GROUPS;
-        if (coming * TILE_K >= k) return;
-        if (step % AFFINE_GROUPS == 1) scale.load(coming * TILE_K);
-    }
-    LILY_INLINE void multiply(tile_acc<BM, TILE_N, SIMDS>& acc, const act_t* tile, uint k, uint step, uint tid) {
-        const uint turn = step / AFFINE_GROUPS;
-        multiply_step<BITS, BM, SIMDS>(acc, now, tile,
-                                       affine + (turn % 2 * AFFINE_GROUPS + step % AFFINE_GROUPS) * TILE_N, tid);
-        if (step % AFFINE_GROUPS == AFFINE_GROUPS - 1 && (step + 1) * TILE_K < k)
-            scale.put(affine + (turn + 1) % 2 * AFFINE_GROUPS * TILE_N, tid);
+    template <bool ALONE>
+    LILY_INLINE void multiply(tile_acc<BM, BN, SIMDS>& acc, uint tile, uint step) const {
+        row_weights<BITS> v[w_stream<BITS, BN>::ROWS];
+        weights.read(v, step);
+        multiply_step<ALONE, BITS, BM, BN, SIMDS>(acc, v, tile, affine, step);
     }
 };
 
-template <uint BITS, uint BM, uint SIMDS, class Rows>
-LILY_INLINE void quant_multiply(tile_acc<BM, TILE_N, SIMDS>& acc, const act_t* x, Rows rows, quant_matrix<BITS> w,
-                                uint k, uint live, uint columns, act_t* xs, act_t* ws, uint tid) {
+// acc[i] += x w[i]^T over all of k.
+template <uint BITS, uint BM, uint BN, uint SIMDS, uint COUNT, class Rows, class Multiply>
+LILY_INLINE void quant_steps(w_operand<BITS, BM, BN, SIMDS> (&operand)[COUNT], const act_t* x, Rows rows, uint k,
+                             uint live, act_t* xs, uint tid, Multiply multiply) {
     x_stream<BITS, BM, SIMDS * SIMD_WIDTH> x_next;
-    w_operand<BITS, BM, SIMDS> operand;
     x_next.begin(x, rows, k, live, tid);
-    x_next.load(0);
-    operand.begin(w, k, columns, ws, tid);
-    acc.columns = columns;
-    for (uint at = 0, step = 0; at < k; at += TILE_K, step++) {
-        act_t* tile = xs + step % X_STEPS * (BM * TILE_K);
-        x_next.put(tile, tid);
-        operand.turn(at, tid);
+    x_next.load(k, tid);
+    const auto fetch = [&](uint step) {
+        UNROLL for (uint i = 0; i < COUNT; i++) operand[i].weights.fetch(step, step * TILE_K < k);
+        copy_async_end();
+    };
+    UNROLL for (uint step = 0; step < W_STEPS - 1; step++) fetch(step);
+    const uint tiles = kept(shared_address(xs));
+    uint step = 0, turn = 0;
+    for (uint left = k; left > 0; left -= min(left, x_depth<BM>())) {
+        uint tile = tiles + turn * (BM * x_depth<BM>() * 2);
+        turn = turn + 1 < X_TILES ? turn + 1 : 0;
+        x_next.put(tile);
         publish_tile();
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (at + TILE_K < k) x_next.load(at + TILE_K);
-        operand.fetch(at, k, step, tid);
-        operand.multiply(acc, tile, k, step, tid);
+        if (left > x_depth<BM>()) x_next.load(left - x_depth<BM>(), tid);
+        for (const uint last = step + min(x_depth<BM>(), left) / TILE_K; step < last; step++) {
+            copy_async_wait<W_STEPS - 2>();
+            __syncwarp();
+            if (step % AFFINE_GROUPS == 0) {
+                UNROLL for (uint i = 0; i < COUNT; i++) operand[i].turn(step, k);
+                __syncwarp();
+            }
+            fetch(step + W_STEPS - 1);
+            multiply(tile, step);
+            tile += BM * TILE_K * 2;
+        }
     }
+}
+
+template <uint BITS, uint BM, uint BN, uint SIMDS, class Rows>
+LILY_INLINE void quant_multiply(tile_acc<BM, BN, SIMDS>& acc, const act_t* x, Rows rows, quant_matrix<BITS> w,
+                                uint k, uint live, uint columns, act_t* xs, act_t* ws, uint tid) {
+    w_operand<BITS, BM, BN, SIMDS> operand[1];
+    operand[0].begin(w, k, columns, w_memory(), shared_address(ws), tid);
+    acc.columns = columns;
+    quant_steps(operand, x, rows, k, live, xs, tid,
+                [&](uint tile, uint step) { operand[0].template multiply<BN == 64>(acc, tile, step); });
     warpgroup_finish(acc.v);
 }
-template <uint BITS, uint BM, uint SIMDS, class Rows>
-LILY_INLINE void quant_multiply_pair(tile_acc<BM, TILE_N, SIMDS>& first, tile_acc<BM, TILE_N, SIMDS>& second,
+template <uint BITS, uint BM, uint BN, uint SIMDS, class Rows>
+LILY_INLINE void quant_multiply_pair(tile_acc<BM, BN, SIMDS>& first, tile_acc<BM, BN, SIMDS>& second,
                                      const act_t* x, Rows rows, quant_matrix<BITS> w1, quant_matrix<BITS> w2, uint k,
                                      uint live, uint columns, act_t* xs, act_t* ws, uint tid) {
-    x_stream<BITS, BM, SIMDS * SIMD_WIDTH> x_next;
-    w_operand<BITS, BM, SIMDS> operand1, operand2;
-    x_next.begin(x, rows, k, live, tid);
-    x_next.load(0);
-    operand1.begin(w1, k, columns, ws, tid);
-    operand2.begin(w2, k, columns, ws + tile_w_room() / 2, tid);
+    w_operand<BITS, BM, BN, SIMDS> operand[2];
+    operand[0].begin(w1, k, columns, w_memory(), shared_address(ws), tid);
+    operand[1].begin(w2, k, columns, w_memory() + W_STEPS * w_stream<BITS, BN>::STEP,
+                     shared_address(ws + tile_w_room() / 2), tid);
     first.columns = second.columns = columns;
-    for (uint at = 0, step = 0; at < k; at += TILE_K, step++) {
-        act_t* tile = xs + step % X_STEPS * (BM * TILE_K);
-        x_next.put(tile, tid);
-        operand1.turn(at, tid);
-        operand2.turn(at, tid);
-        publish_tile();
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (at + TILE_K < k) x_next.load(at + TILE_K);
-        operand1.fetch(at, k, step, tid);
-        operand2.fetch(at, k, step, tid);
-        operand1.multiply(first, tile, k, step, tid);
-        operand2.multiply(second, tile, k, step, tid);
-    }
+    quant_steps(operand, x, rows, k, live, xs, tid, [&](uint tile, uint step) {
+        operand[0].template multiply<false>(first, tile, step);
+        operand[1].template multiply<false>(second, tile, step);
+    });
     warpgroup_finish(first.v);
     warpgroup_finish(second.v);
 }

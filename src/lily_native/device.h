@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "attention_split.h"
 #include "kernel.h"
 #include "plan.h"
+#include "work_split.h"
 
 namespace lily {
 
@@ -48,7 +48,7 @@ public:
 };
 
 // Rows of the matrix tiles of devices with simdgroups, ascending; no device has fewer.
-inline constexpr uint32_t kGpuTileRows[] = {8, 32, 64};
+inline constexpr uint32_t kGpuTileRows[] = {8, 16, 32, 64};
 
 // Rows of a prompt at a time on a device that nobody measured, and on CPUs, where more gain nothing
 // (docs/PERF_LOG.md).
@@ -103,8 +103,7 @@ public:
     virtual std::string name() const = 0;
     // Facts for people and bug reports, in display order.
     virtual std::vector<std::pair<std::string, std::string>> info() const = 0;
-    // Rows of the matrix tiles that this device multiplies well, ascending; the model picks GEMM variants by them.
-    virtual std::span<const uint32_t> tile_rows() const = 0;
+    virtual TileChoice tiles() const = 0;
     virtual AttentionSplit attention_split() const { return {}; }
     // Rows of a prompt that this device reads best at a time; more take more memory.
     virtual uint32_t prefill_rows() const { return kPrefillChunk; }

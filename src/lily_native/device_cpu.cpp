@@ -139,7 +139,7 @@ public:
     uint32_t queue_depth() const override { return 1; }
     std::string name() const override { return object_->width == 1 ? "cpu" : "cpu32"; }
     std::vector<std::pair<std::string, std::string>> info() const override;
-    std::span<const uint32_t> tile_rows() const override;
+    TileChoice tiles() const override;
     uint32_t prefill_rows() const override { return object_->width == 1 ? kPrefillChunk : kWidePrefillChunk; }
     std::vector<Variant> variants() const override;
 
@@ -331,9 +331,9 @@ std::vector<std::pair<std::string, std::string>> CpuDevice::info() const {
 }
 
 // Width 1 visits the rows that there are, so its tiles need but one height.
-std::span<const uint32_t> CpuDevice::tile_rows() const {
+TileChoice CpuDevice::tiles() const {
     const std::span<const uint32_t> all = kGpuTileRows;
-    return object_->width == 1 ? all.last(1) : all;
+    return {.rows = object_->width == 1 ? all.last(1) : all};
 }
 
 std::vector<Variant> CpuDevice::variants() const {

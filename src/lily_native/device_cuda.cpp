@@ -89,8 +89,8 @@ public:
     std::string name() const override { return "cuda"; }
     std::vector<std::pair<std::string, std::string>> info() const override;
     // Without warpgroup instructions, higher tiles do not fit into registers.
-    std::span<const uint32_t> tile_rows() const override {
-        return std::span(kGpuTileRows).first(architecture_.back() == 'a' ? 3 : 2);
+    TileChoice tiles() const override {
+        return {.rows = std::span(kGpuTileRows).first(architecture_.back() == 'a' ? 4 : 3), .floors = 4};
     }
     // Two threadgroups of each KV head for a multiprocessor, of which the largest of these GPUs have about that many.
     AttentionSplit attention_split() const override { return {.whole = 64, .block = 64, .most = 128}; }
@@ -430,7 +430,7 @@ std::vector<std::pair<std::string, std::string>> CudaDevice::info() const {
 }
 
 std::vector<Variant> CudaDevice::variants() const {
-    return listed_variants(tile_rows());
+    return listed_variants(tiles().rows);
 }
 
 }  // namespace

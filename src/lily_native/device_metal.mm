@@ -92,7 +92,7 @@ public:
     uint32_t queue_depth() const override { return trace_ ? 1 : 2; }
     std::string name() const override { return "metal"; }
     std::vector<std::pair<std::string, std::string>> info() const override;
-    std::span<const uint32_t> tile_rows() const override;
+    TileChoice tiles() const override;
     std::vector<Variant> variants() const override;
 
 private:
@@ -549,12 +549,12 @@ std::vector<std::pair<std::string, std::string>> MetalDevice::info() const {
 }
 
 // Tensor operations are not known to take fewer rows than 32.
-std::span<const uint32_t> MetalDevice::tile_rows() const {
-    return std::span(kGpuTileRows).subspan(tensor_ops_ ? 1 : 0);
+TileChoice MetalDevice::tiles() const {
+    return {.rows = std::span(kGpuTileRows).subspan(tensor_ops_ ? 2 : 0)};
 }
 
 std::vector<Variant> MetalDevice::variants() const {
-    return listed_variants(tile_rows());
+    return listed_variants(tiles().rows);
 }
 
 }  // namespace

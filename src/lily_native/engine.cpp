@@ -19,7 +19,7 @@ namespace {
 constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
 
 // Rows of the recorded prefill passes below a whole chunk.
-constexpr uint32_t kPrefillRows[] = {1, 8, 32, 64, 256, 1024, 2048, 4096};
+constexpr uint32_t kPrefillRows[] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
 
 // Before a device exists: what the largest of its kind take.
 uint32_t usual_prefill_rows(const std::string& device) {
@@ -32,19 +32,20 @@ uint32_t chunk_of(const EngineOptions& options, uint32_t device_rows) {
     return std::min(wanted, (options.context + TILE_K - 1) / TILE_K * TILE_K);
 }
 
-Capacity capacity_of(const EngineOptions& options, uint32_t device_rows, std::span<const uint32_t> tiles,
+Capacity capacity_of(const EngineOptions& options, uint32_t device_rows, TileChoice tiles,
                      const AttentionSplit& split) {
-    if (options.tile != 0) tiles = {&options.tile, 1};
+    if (options.tile != 0) tiles.rows = {&options.tile, 1};
     return {.context = options.context,
             .chunk = chunk_of(options, device_rows),
             .sessions = options.sessions,
-            .tiles = {tiles.begin(), tiles.end()},
+            .tiles = {tiles.rows.begin(), tiles.rows.end()},
+            .floors = tiles.floors,
             .split = split};
 }
 
 // Before a device exists, plans of memory take a GPU's tiles, the lowest, and are upper bounds.
 Capacity capacity_before(const EngineOptions& options) {
-    return capacity_of(options, usual_prefill_rows(choose_device(options)), kGpuTileRows, {});
+    return capacity_of(options, usual_prefill_rows(choose_device(options)), {.rows = kGpuTileRows}, {});
 }
 
 uint64_t sum(const std::vector<uint64_t>& sizes) {
@@ -218,7 +219,7 @@ Engine::Engine(const Config& config, const std::vector<TensorSource>& tensors, c
     device_ = open_device(options);
     device_name_ = device_->name();
     model_.config = config;
-    model_.capacity = capacity_of(options, device_->prefill_rows(), device_->tile_rows(), device_->attention_split());
+    model_.capacity = capacity_of(options, device_->prefill_rows(), device_->tiles(), device_->attention_split());
     if (model_.capacity.chunk > device_->most_rows())
         throw Error(ErrorKind::kValue, "prefill_chunk must be at most " + std::to_string(device_->most_rows()) +
                                            " on " + device_name_ + ", found " + std::to_string(model_.capacity.chunk));

@@ -140,9 +140,20 @@ MoeWeights layout_moe(Layout& layout, const Config& c, const std::string& name) 
 
 }  // namespace
 
-uint32_t Capacity::tile(uint32_t rows) const {
+// The least height that holds as many rows, or the greatest.
+static uint32_t height_for(uint32_t rows, const std::vector<uint32_t>& tiles) {
     const auto holds_all = std::lower_bound(tiles.begin(), tiles.end(), rows);
     return holds_all != tiles.end() ? *holds_all : tiles.back();
+}
+
+uint32_t Capacity::tile(uint32_t rows) const {
+    return height_for(std::max(std::min(rows, kLowTile), (rows + floors - 1) / floors), tiles);
+}
+
+// Experts differ in how often they are chosen, and a second tile takes as long as the first.
+uint32_t Capacity::expert_tile(uint32_t rows, const Config& config) const {
+    const uint32_t mean = rows * config.experts_used / config.experts;
+    return height_for(std::max(mean, std::min(2 * mean, kLowTile)), tiles);
 }
 
 uint32_t Config::delta_width() const {

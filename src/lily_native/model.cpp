@@ -158,7 +158,7 @@ void encode_attention(Recorder& run, const Model& m, const Pass& pass, uint32_t 
 void encode_expert_tiles(Recorder& run, const Model& m, const Pass& pass, const MoeWeights& w) {
     const Config& c = m.config;
     const State& s = m.state;
-    const uint32_t rows = pass.rows, tile = m.capacity.tile(rows * c.experts_used / c.experts);
+    const uint32_t rows = pass.rows, tile = m.capacity.expert_tile(rows, c);
     run(k::moe_route{.logits = s.route, .step = s.step, .ids = s.expert_ids, .weights = s.expert_weights,
                      .args = {.rows = rows, .n = w.router.n, .experts = c.experts, .used = c.experts_used}});
     const k::moe_order_args order{.rows = rows, .used = c.experts_used, .experts = c.experts, .tile = tile};

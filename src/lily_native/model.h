@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "attention_split.h"
 #include "kernel.h"
 #include "plan.h"
+#include "work_split.h"
 
 namespace lily {
 
@@ -46,15 +46,17 @@ struct Capacity {
     uint32_t context = 0;  // tokens of a session
     uint32_t chunk = 0;    // rows of the largest prefill step
     uint32_t sessions = 0;
-    std::vector<uint32_t> tiles;  // rows of a matrix tile on this device, ascending
+    std::vector<uint32_t> tiles;  // of TileChoice
+    uint32_t floors = 1;          // of TileChoice
     AttentionSplit split;
 
     uint32_t session_pages() const { return (context + PAGE - 1) / PAGE; }
     uint32_t pages() const { return session_pages() * sessions; }
     uint32_t attention_blocks() const { return std::min((context + split.block - 1) / split.block, split.most); }
-    // Height of the tiles in which `rows` rows are multiplied by one matrix: the least that holds them, or the
-    // greatest.
+    // Height of the tiles in which `rows` rows are multiplied by one matrix.
     uint32_t tile(uint32_t rows) const;
+    // Height of the tiles of experts that take their choices of `rows` rows.
+    uint32_t expert_tile(uint32_t rows, const Config& config) const;
 };
 
 // Hands out 256-byte aligned slices of a few buffers, none larger than `limit`. Run once to learn the sizes, and

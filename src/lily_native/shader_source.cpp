@@ -13,6 +13,13 @@ CudaGroup cuda_group(const Variant& variant, const std::string& architecture) {
     for (const wide_kernel& wide : WIDE_KERNELS)
         if (std::string_view(kernel.name).starts_with(wide.name) && (!wide.warpgroups || architecture.back() == 'a'))
             return {wide.simdgroups * 32, wide.bytes, 1};
+    for (const tile_kernel& tile : TILE_KERNELS)
+        if (kernel.name == std::string_view(tile.name)) {
+            const uint32_t bits = const_named(kernel, variant.consts, "BITS").value_or(4);
+            const uint32_t rows = const_named(kernel, variant.consts, "BM").value_or(0);
+            const uint32_t columns = tile.small_k ? short_tile_n(rows) : tile_n(rows);
+            return {kernel.simds * 32, tile.matrices * W_STEPS * w_step_bytes(bits, columns), 1};
+        }
     const uint32_t k = const_named(kernel, variant.consts, "K").value_or(0);
     const bool staged = stages(k / (k >= 2048 ? SPLIT_2048 : 2), MV_SETS);  // as mv_split has it
     for (const shared_kernel& shared : SHARED_KERNELS)
