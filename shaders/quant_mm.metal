@@ -4,8 +4,8 @@
 //   qmm_add     y[r] += W x[r]                                       (y is the residual stream)
 //   qmm_swiglu  y[r] = silu(Wg x[r]) * (Wu x[r]) / SWIGLU_SHIFT      (W holds Wg, then Wu)
 //
-// One tile of weights at a time is rounded to act_t in threadgroup memory; expanded weights never reach memory. Sums
-// are fp32 (tile.h has the contract). n is a multiple of 64. The slots hold the step's rows from `first` on.
+// One tile of weights at a time is rounded to act_t, on chip; expanded weights never reach memory. Sums are fp32
+// (tile.h has the contract). n is a multiple of 64. The slots hold the step's rows from `first` on.
 #include "tile.h"
 
 struct qmm_args {

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from damage import poke, rebuild
@@ -155,9 +156,30 @@ def test_file_that_went_away_after_the_check(folder: Path) -> None:
         load(checkpoint)
 
 
-def test_file_that_became_a_folder(folder: Path) -> None:
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_file_that_became_a_folder_or_a_pipe(folder: Path, make: Callable[[Path], None]) -> None:
     checkpoint = open_checkpoint(folder)
     (folder / MODEL).unlink()
-    (folder / MODEL).mkdir()
+    make(folder / MODEL)
     with pytest.raises(CheckpointError, match=f"{MODEL}: is not a regular file"):
         load(checkpoint)
+
+
+def test_experts_beyond_one_piece_of_a_stack_are_at_their_places(device: str, tmp_path: Path) -> None:
+    """Whatever the experts' order, and though their stacks are read in pieces, the logits are the same."""
+    shape = dataclasses.replace(SMALL, layers=1, hidden=512, inner=512, experts=96)  # stacks of 12 MB
+    folder = make_checkpoint(tmp_path / "one", shape)
+    reversed_folder = shutil.copytree(folder, tmp_path / "reversed")
+
+    def reverse(tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
+        for name, (dtype, sizes, raw) in tensors.items():
+            if ".mlp.switch_mlp." in name or ".mlp.gate." in name:
+                rows = np.frombuffer(raw, np.uint8).reshape(shape.experts, -1)
+                tensors[name] = (dtype, sizes, rows[::-1].tobytes())
+
+    rebuild(reversed_folder / MODEL, reverse)
+    scores = []
+    for path in (folder, reversed_folder):
+        with Engine(path, device=device, context=256, prefill_chunk=64) as engine:
+            scores.append(engine.score(range(200)).logprobs)
+    np.testing.assert_array_equal(scores[0], scores[1])

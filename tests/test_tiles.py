@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ SIZES = Dims(
     *(2, 1, 1, EXPERTS, USED),  # heads
 )
 WINDOWS = ((0, 1), (0, 9), (13, 46), (69, 70))  # rows that are also computed without the others
+# Many steps of k, not a multiple of what any device takes at once, and last tiles that are not full.
+DEEP = dataclasses.replace(SIZES, k=1088, n=192, inner=320)
 
 METAL_THREADGROUP_BYTES = 32 << 10
 TYPE_BYTES = {"float": 4, "uint": 4, "atomic_uint": 4, "act_t": 2}
@@ -97,19 +100,33 @@ def results(device: str, name: str, case: Case) -> Array:
     return by_pair.reshape(rows, -1).view(np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("device", "name", "rest"), [kind for device in DEVICES for kind in kinds(device)], ids=str
-)
+ALL_KINDS = [kind for device in DEVICES for kind in kinds(device)]
+
+
+@pytest.mark.parametrize(("device", "name", "rest"), ALL_KINDS, ids=str)
 def test_a_row_does_not_depend_on_its_company(device: str, name: str, rest: dict[str, int]) -> None:
+    compare_company(device, name, rest, SIZES, WINDOWS)
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "rest"), [kind for kind in ALL_KINDS if not kind[1].startswith("attention")], ids=str
+)
+def test_nor_in_deep_products(device: str, name: str, rest: dict[str, int]) -> None:
+    compare_company(device, name, rest, DEEP, WINDOWS[2:3])
+
+
+def compare_company(
+    device: str, name: str, rest: dict[str, int], sizes: Dims, windows: Iterable[tuple[int, int]]
+) -> None:
     expected = None
     for variant, consts in variants(device):
         if variant != name or not rest.items() <= consts.items():
             continue
-        case = make_case(name, consts, "company", SIZES, "normal", 1)
+        case = make_case(name, consts, "company", sizes, "normal", 1)
         whole = results(device, name, case)
         expected = whole if expected is None else expected
         np.testing.assert_array_equal(whole, expected, err_msg=f"{consts}")
-        for first, last in WINDOWS:
+        for first, last in windows:
             part = results(device, name, window(case, name, first, last))
             np.testing.assert_array_equal(part, whole[first:last], err_msg=f"{consts} {first}-{last}")
 

@@ -15,12 +15,14 @@ constexpr uint ROW_PIECES = TILE_K / 8;  // of 16 bytes
 // Columns of a tile of x: a threadgroup meets once for each.
 template <uint BM>
 constexpr uint x_depth() {
+    static_assert(BM <= 64 && 4096 % (BM * TILE_K) == 0);
     return 4096 / BM;
 }
 template <uint BM>
 constexpr uint tile_x_room() {
     return X_TILES * BM * x_depth<BM>();
 }
+constexpr uint MOST_MEMORY = 99 << 10;  // bytes of a threadgroup, on all GPUs
 constexpr uint AFFINE_GROUPS = 4;  // whose scales and biases are staged at once
 constexpr uint tile_w_room() {
     return 2 * AFFINE_GROUPS * TILE_N * 4;  // two matrices, of {scale, scale, bias, bias}
@@ -246,7 +248,7 @@ LILY_INLINE void tile_clear(Acc& acc, uint, uint) {
     UNROLL for (uint i = 0; i < Acc::BLOCKS * Acc::BLOCK_VALUES; i++) acc.v[i] = 0;
 }
 
-// An addition in memory is the same one, for which no thread waits; each element has but one.
+// An addition in memory differs by subnormals alone, and no thread waits for it; each element has but one.
 template <class Acc>
 LILY_INLINE void tile_add(Acc& acc, float* y, uint stride, uint live) {
     UNROLL for (uint i = 0; i < Acc::BLOCKS * Acc::BLOCK_VALUES; i++)
@@ -297,6 +299,7 @@ struct x_stream {
         UNROLL for (uint i = 0; i < COUNT; i++) {
             const uint row = min((tid / ROW_PIECES + i * APART) % BM, live - 1);
             from[i] = x + (rows.at(row) * stride + column(i, tid) + piece * 8);
+            v[i] = uint4(0u);
         }
         UNROLL for (uint i = 0; i < 4; i++)
             place[i] = kept(2 * tile_at(tid / ROW_PIECES, (piece % 2 * 4 + i) * 8) + piece / 2 * 4);
@@ -455,10 +458,11 @@ struct w_operand {
     }
 };
 
-// acc[i] += x w[i]^T over all of k.
+// Takes operands through all of k: multiply(tile, step) for each step, whose x lies in `tile`.
 template <uint BITS, uint BM, uint BN, uint SIMDS, uint COUNT, class Rows, class Multiply>
 LILY_INLINE void quant_steps(w_operand<BITS, BM, BN, SIMDS> (&operand)[COUNT], const act_t* x, Rows rows, uint k,
                              uint live, act_t* xs, uint tid, Multiply multiply) {
+    static_assert(2 * (tile_x_room<BM>() + tile_w_room()) + COUNT * W_STEPS * w_step_bytes(BITS, BN) <= MOST_MEMORY);
     x_stream<BITS, BM, SIMDS * SIMD_WIDTH> x_next;
     x_next.begin(x, rows, k, live, tid);
     x_next.load(k, tid);

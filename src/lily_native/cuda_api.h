@@ -42,6 +42,22 @@ struct KernelNode {
     Context context;
 };
 
+inline constexpr int kHostMemory = 1, kDeviceMemory = 2;
+// Copies rows of as many bytes; the next one is a pitch further.
+struct RowsCopy {
+    size_t from_x = 0, from_y = 0;
+    int from_kind;
+    const void* from_host = nullptr;
+    DevicePointer from_device = 0;
+    void* from_array = nullptr;
+    size_t from_pitch, to_x = 0, to_y = 0;
+    int to_kind;
+    void* to_host = nullptr;
+    DevicePointer to_device = 0;
+    void* to_array = nullptr;
+    size_t to_pitch, bytes, rows;
+};
+
 // An edge after which a kernel may start before the one it depends on has ended (it waits for it itself), or a plain
 // one where everything is 0.
 struct EdgeData {
@@ -69,6 +85,7 @@ inline constexpr EdgeData kPlainEdge{}, kProgrammaticEdge{1, 0, 1, {}};
     F(free_host, cuMemFreeHost, (void* pointer))                                                                 \
     F(to_device, cuMemcpyHtoDAsync_v2, (DevicePointer to, const void* from, size_t n, Stream s))                 \
     F(to_host, cuMemcpyDtoHAsync_v2, (void* to, DevicePointer from, size_t n, Stream s))                         \
+    F(copy_rows, cuMemcpy2DAsync_v2, (const RowsCopy* copy, Stream s))                                           \
     F(fill, cuMemsetD8Async, (DevicePointer to, unsigned char value, size_t n, Stream s))                        \
     F(stream_create, cuStreamCreate, (Stream * stream, unsigned flags))                                          \
     F(stream_destroy, cuStreamDestroy_v2, (Stream stream))                                                       \

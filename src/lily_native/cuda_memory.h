@@ -105,15 +105,21 @@ public:
         }
     }
 
-    void fill(BufferId buffer, uint64_t offset, uint64_t bytes, const std::function<void(std::byte*)>& make) override {
+    void fill(BufferId buffer, const Rows& rows, const Make& make) override {
         const Current current(*context_);
         const Piece piece = take();
         try {
             check(cuda::driver().stream_wait(piece.stream), "cannot write to the GPU");
-            make(static_cast<std::byte*>(piece.memory));
-            check(
-                cuda::driver().to_device(buffers_.at(buffer.index).address + offset, piece.memory, bytes, piece.stream),
-                "cannot write to the GPU");
+            make(static_cast<std::byte*>(piece.memory), 0, rows.count);
+            const cuda::RowsCopy copy{.from_kind = cuda::kHostMemory,
+                                      .from_host = piece.memory,
+                                      .from_pitch = rows.bytes,
+                                      .to_kind = cuda::kDeviceMemory,
+                                      .to_device = buffers_.at(buffer.index).address + rows.offset,
+                                      .to_pitch = rows.count > 1 ? rows.stride : rows.bytes,
+                                      .bytes = rows.bytes,
+                                      .rows = rows.count};
+            check(cuda::driver().copy_rows(&copy, piece.stream), "cannot write to the GPU");
         } catch (...) {
             give_back(piece);
             throw;

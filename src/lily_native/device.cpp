@@ -11,8 +11,10 @@ namespace {
 class MappedUpload final : public Upload {
 public:
     explicit MappedUpload(Device& device) : device_(device) {}
-    void fill(BufferId buffer, uint64_t offset, uint64_t, const std::function<void(std::byte*)>& make) override {
-        make(device_.map(buffer) + offset);
+    void fill(BufferId buffer, const Rows& rows, const Make& make) override {
+        std::byte* const memory = device_.map(buffer) + rows.offset;
+        if (rows.stride == rows.bytes) return make(memory, 0, rows.count);
+        for (uint64_t i = 0; i < rows.count; ++i) make(memory + i * rows.stride, i, 1);
     }
     void finish() override {}
 

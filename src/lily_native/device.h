@@ -37,10 +37,18 @@ public:
     // Waits until everything is where it belongs.
     virtual ~Upload() = default;
 
-    // Calls make() with memory for `bytes` bytes, at most kMostBytes, which become those of a buffer from `offset` on.
-    // Any thread may call it, several at a time.
-    virtual void fill(BufferId buffer, uint64_t offset, uint64_t bytes,
-                      const std::function<void(std::byte*)>& make) = 0;
+    // Places in a buffer.
+    struct Rows {
+        uint64_t offset;
+        uint64_t count;
+        uint64_t bytes;   // of each
+        uint64_t stride;  // from one to the next
+    };
+    // make(memory, first, count) makes so many rows, one right behind the other.
+    using Make = std::function<void(std::byte*, uint64_t, uint64_t)>;
+    // Has all rows made, of at most kMostBytes together, in one or more calls. Any thread may call it, several at a
+    // time.
+    virtual void fill(BufferId buffer, const Rows& rows, const Make& make) = 0;
     // Throws what went wrong behind a call of fill().
     virtual void finish() = 0;
 

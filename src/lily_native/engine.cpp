@@ -96,8 +96,8 @@ std::string gib(uint64_t bytes) {
     return text;
 }
 
-// The file range that fills one target; throws kCheckpoint when the header promised something else.
-void add_jobs(std::vector<ReadJob>& jobs, const TensorTarget& target, const TensorSource& source, uint32_t file) {
+// What fills one target; throws kCheckpoint when the header promised something else.
+void add_job(std::vector<ReadJob>& jobs, const TensorTarget& target, const TensorSource& source, uint32_t file) {
     const bool widen = source.dtype == "BF16" && target.dtypes.front() == "F32";
     const uint64_t expected = widen ? target.target.bytes / 2 : target.target.bytes;
     if (source.bytes != expected)
@@ -106,16 +106,16 @@ void add_jobs(std::vector<ReadJob>& jobs, const TensorTarget& target, const Tens
     const auto check = !target.must_be_finite   ? ReadJob::Check::kNone
                        : source.dtype == "BF16" ? ReadJob::Check::kFiniteBf16
                                                 : ReadJob::Check::kFiniteF32;
-    const uint64_t piece = expected / target.pieces;
-    for (uint64_t i = 0; i < target.pieces; ++i)
-        jobs.push_back({.file = file,
-                        .offset = source.offset + i * piece,
-                        .bytes = piece,
-                        .buffer = target.target.buffer,
-                        .at = target.target.offset + i * target.stride,
-                        .check = check,
-                        .tensor = target.name.c_str(),
-                        .bf16_to_f32 = widen});
+    jobs.push_back({.file = file,
+                    .offset = source.offset,
+                    .bytes = expected,
+                    .row_bytes = expected / target.pieces,
+                    .buffer = target.target.buffer,
+                    .at = target.target.offset,
+                    .stride = target.pieces > 1 ? target.stride : target.target.bytes,
+                    .check = check,
+                    .tensor = target.name.c_str(),
+                    .bf16_to_f32 = widen});
 }
 
 }  // namespace
@@ -271,7 +271,7 @@ void Engine::load(const std::vector<TensorTarget>& targets, const std::vector<Te
         if (found == by_name.end()) throw Error(ErrorKind::kCheckpoint, "missing tensor " + target.name);
         const auto [file, added] = file_index.try_emplace(found->second->path, static_cast<uint32_t>(files.size()));
         if (added) files.push_back(found->second->path);
-        add_jobs(jobs, target, *found->second, file->second);
+        add_job(jobs, target, *found->second, file->second);
     }
     const std::unique_ptr<Upload> upload = device_->upload();
     read_weights(files, std::move(jobs), threads != 0 ? threads : usable_cores(), *upload, progress);

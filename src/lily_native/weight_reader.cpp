@@ -26,11 +26,16 @@ using Check = ReadJob::Check;
 constexpr uint64_t kPieceBytes = Upload::kMostBytes / 2;  // widened, a piece takes twice its bytes
 constexpr uint64_t kReportBytes = uint64_t{64} << 20;
 constexpr auto kReportTime = std::chrono::milliseconds(50);
-// Reading a file of this size must not push everything else out of the page cache.
-constexpr uint64_t kDropCacheBytes = uint64_t{1} << 30;
+// A checkpoint of more than this part of the machine's memory must not push everything else out of the page cache; a
+// smaller one stays there, and the next start is faster.
+constexpr uint64_t kCachePart = 4;
 
 std::string errno_text(int code) {
     return std::generic_category().message(code);
+}
+
+uint64_t physical_memory() {
+    return static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
 class File {
@@ -46,21 +51,34 @@ public:
             throw Error(ErrorKind::kCheckpoint, path + ": is not a regular file");
         }
         size_ = static_cast<uint64_t>(info.st_size);
-#ifdef F_NOCACHE
-        if (size_ > kDropCacheBytes) ::fcntl(fd_, F_NOCACHE, 1);  // a Mac takes no advice after reading
-#endif
     }
     File(File&& other) noexcept
-        : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
+        : path_(std::move(other.path_)),
+          fd_(std::exchange(other.fd_, -1)),
+          size_(other.size_),
+          leaves_cache_(other.leaves_cache_) {}
     File(const File&) = delete;
     File& operator=(const File&) = delete;
     File& operator=(File&&) = delete;
     ~File() {
-        if (fd_ >= 0) ::close(fd_);
+        if (fd_ < 0) return;
+#ifdef __linux__
+        // What lies across the edges of pieces, too.
+        if (!leaves_cache_) ::posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);
+#endif
+        ::close(fd_);
     }
 
     const std::string& path() const { return path_; }
     uint64_t size() const { return size_; }
+
+    // What is read from now on does not stay in the page cache.
+    void leave_no_cache() {
+        leaves_cache_ = false;
+#ifdef F_NOCACHE
+        ::fcntl(fd_, F_NOCACHE, 1);  // a Mac takes no advice after reading
+#endif
+    }
 
     void read(uint64_t offset, std::byte* dst, uint64_t bytes) const {
         uint64_t done = 0;
@@ -76,17 +94,18 @@ public:
             }
         }
 #ifdef __linux__
-        if (size_ > kDropCacheBytes) {
+        if (!leaves_cache_) {
             ::posix_fadvise(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
         }
 #endif
     }
 
 private:
+    // Does not wait for the other end of what turns out to be no file.
     static int open_retrying(const std::string& path) {
         int fd = -1;
         do {
-            fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+            fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
         } while (fd < 0 && errno == EINTR);
         return fd;
     }
@@ -94,6 +113,7 @@ private:
     std::string path_;
     int fd_;
     uint64_t size_ = 0;
+    bool leaves_cache_ = true;
 };
 
 // Index of the first value whose exponent bits are all set (NaN or infinity), or `count`.
@@ -129,11 +149,14 @@ void widen_in_place(std::byte* data, uint64_t count) {
     }
 }
 
-// At most kPieceBytes of one job.
+// At most kPieceBytes of one job: rows of it, or a part of one.
 struct Piece {
     const ReadJob* job;
-    uint64_t start;  // byte within the job
-    uint64_t bytes;
+    uint64_t row, rows;
+    uint64_t start;  // byte within a row
+    uint64_t bytes;  // of each row
+
+    uint64_t position() const { return job->offset + row * job->row_bytes + start; }
 };
 
 std::string tensor_name(const ReadJob& job) {
@@ -150,10 +173,13 @@ public:
     Reader(const std::vector<std::string>& paths, std::vector<ReadJob> jobs, Upload& upload)
         : upload_(upload), jobs_(std::move(jobs)) {
         files_.reserve(paths.size());
-        for (const std::string& path : paths) files_.emplace_back(path);
+        uint64_t size = 0;
+        for (const std::string& path : paths) size += files_.emplace_back(path).size();
+        if (size > physical_memory() / kCachePart)
+            for (File& file : files_) file.leave_no_cache();
         for (const ReadJob& job : jobs_) add_pieces(job);
         // Neighbouring reads stay together, which disks and read-ahead like.
-        const auto position = [](const Piece& p) { return std::pair(p.job->file, p.job->offset + p.start); };
+        const auto position = [](const Piece& p) { return std::pair(p.job->file, p.position()); };
         std::sort(pieces_.begin(), pieces_.end(),
                   [&](const Piece& a, const Piece& b) { return position(a) < position(b); });
     }
@@ -176,8 +202,8 @@ public:
 private:
     void add_pieces(const ReadJob& job) {
         const std::string name = tensor_name(job);
-        if (job.file >= files_.size() || job.bytes % element_bytes(job) ||
-            (job.bf16_to_f32 && job.check == Check::kFiniteF32)) {
+        if (job.file >= files_.size() || job.row_bytes == 0 || job.bytes % job.row_bytes ||
+            job.row_bytes % element_bytes(job) || (job.bf16_to_f32 && job.check == Check::kFiniteF32)) {
             throw Error(ErrorKind::kLogic, "read_weights: bad job for tensor " + name);
         }
         const File& file = files_[job.file];
@@ -186,9 +212,14 @@ private:
             const std::string has = " and the file has " + std::to_string(file.size());
             throw Error(ErrorKind::kCheckpoint, file.path() + ": truncated, tensor " + name + " needs " + needs + has);
         }
-        for (uint64_t start = 0; start < job.bytes; start += kPieceBytes) {
-            pieces_.push_back({&job, start, std::min(kPieceBytes, job.bytes - start)});
-        }
+        const uint64_t rows = job.bytes / job.row_bytes, at_once = std::max<uint64_t>(1, kPieceBytes / job.row_bytes);
+        for (uint64_t row = 0; row < rows; row += at_once)
+            for (uint64_t start = 0; start < job.row_bytes; start += kPieceBytes)
+                pieces_.push_back({.job = &job,
+                                   .row = row,
+                                   .rows = std::min(at_once, rows - row),
+                                   .start = start,
+                                   .bytes = std::min(kPieceBytes, job.row_bytes - start)});
         total_ += job.bytes;
     }
 
@@ -220,7 +251,7 @@ private:
                 break;
             }
             const std::lock_guard lock(mutex_);
-            done_ += pieces_[index].bytes;
+            done_ += pieces_[index].rows * pieces_[index].bytes;
             if (done_ - reported_ >= kReportBytes) wake_.notify_one();
         }
         const std::lock_guard lock(mutex_);
@@ -240,21 +271,31 @@ private:
     void read_piece(const Piece& piece) const {
         const ReadJob& job = *piece.job;
         const uint64_t growth = job.bf16_to_f32 ? 2 : 1;
-        upload_.fill(job.buffer, job.at + piece.start * growth, piece.bytes * growth,
-                     [&](std::byte* dst) { read_piece_to(piece, dst); });
+        upload_.fill(job.buffer,
+                     {.offset = job.at + piece.row * job.stride + piece.start * growth,
+                      .count = piece.rows,
+                      .bytes = piece.bytes * growth,
+                      .stride = job.stride},
+                     [&](std::byte* dst, uint64_t first, uint64_t rows) {
+                         Piece part = piece;
+                         part.row += first;
+                         part.rows = rows;
+                         read_piece_to(part, dst);
+                     });
     }
 
     void read_piece_to(const Piece& piece, std::byte* dst) const {
         const ReadJob& job = *piece.job;
-        std::byte* raw = job.bf16_to_f32 ? dst + piece.bytes : dst;
-        files_[job.file].read(job.offset + piece.start, raw, piece.bytes);
+        const uint64_t bytes = piece.rows * piece.bytes;
+        std::byte* raw = job.bf16_to_f32 ? dst + bytes : dst;
+        files_[job.file].read(piece.position(), raw, bytes);
 
-        const uint64_t count = piece.bytes / element_bytes(job);
+        const uint64_t count = bytes / element_bytes(job);
         uint64_t bad = count;
         if (job.check == Check::kFiniteBf16) bad = first_not_finite<uint16_t, 0x7F80>(raw, count);
         if (job.check == Check::kFiniteF32) bad = first_not_finite<uint32_t, 0x7F800000>(raw, count);
         if (bad != count) {
-            const std::string element = std::to_string(piece.start / element_bytes(job) + bad);
+            const std::string element = std::to_string((piece.position() - job.offset) / element_bytes(job) + bad);
             const std::string where = files_[job.file].path() + ": tensor " + tensor_name(job);
             throw Error(ErrorKind::kCheckpoint, where + ": element " + element + " is NaN or infinite");
         }

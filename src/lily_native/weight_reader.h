@@ -17,9 +17,11 @@ struct ReadJob {
 
     uint32_t file;    // index into the list of files
     uint64_t offset;  // first byte in the file
-    uint64_t bytes;   // bytes in the file
-    BufferId buffer;  // receives `bytes` bytes from `at` on, or twice as many with bf16_to_f32
+    uint64_t bytes;   // bytes in the file: rows of row_bytes, one right behind the other
+    uint64_t row_bytes;
+    BufferId buffer;  // receives the rows from `at` on, `stride` bytes apart; each of twice as many with bf16_to_f32
     uint64_t at;
+    uint64_t stride;
     Check check;         // a NaN or infinity among the source values is an error
     const char* tensor;  // for messages; must outlive the call
     bool bf16_to_f32;    // widen bf16 values of the file to fp32
