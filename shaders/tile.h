@@ -178,8 +178,8 @@ inline void quant_step(thread tile_acc<BM, BN, SIMDS>& acc, const thread quant_r
                        const thread quant_matrix<BITS>& w, uint at, uint k, uint live, uint columns,
                        threadgroup act_t* ws, uint tid) {
     quant_tile_multiply<BITS, BM, BN, SIMDS>(acc, x, ws, w.w + at * BITS / 128, k * BITS / 128,
-                                                 w.scales + at / QUANT_GROUP, w.biases + at / QUANT_GROUP,
-                                                 k / QUANT_GROUP, live, columns, tid);
+                                             w.scales + at / QUANT_GROUP, w.biases + at / QUANT_GROUP,
+                                             k / QUANT_GROUP, live, columns, tid);
 }
 
 template <uint BITS, uint BM, uint BN, uint SIMDS, class Rows>

@@ -121,8 +121,7 @@ LILY_INLINE void write_pairs(const attend_job& job, const attend_state& state, c
 template <uint GROUP, uint SIMDS>
 LILY_INLINE void attend_pairs(const attend_job& job, uint base, uint live, act_t*, act_t*, float*, float*, uint tid,
                               uint lane, uint simd) {
-    extern __shared__ __attribute__((aligned(1024))) uchar arena[];
-    attend_memory& m = *reinterpret_cast<attend_memory*>(arena);
+    attend_memory& m = *reinterpret_cast<attend_memory*>(launch_memory());
     const uint end = job.position + (base + live - 1) / GROUP + 1;
     fetch_cache(m, job, 0, tid);
     for (uint i = tid; i < PAIRS * (HEAD_DIM / 8); i += ATTEND_THREADS) {

@@ -49,8 +49,7 @@ struct attend_row {
     static_assert(GROUP <= HEAD_ROWS && SIMDS == ATTEND_SIMDS);
     bool begun;
     LILY_INLINE static attend_row_memory& memory() {
-        extern __shared__ __attribute__((aligned(1024))) uchar arena[];
-        return *reinterpret_cast<attend_row_memory*>(arena);
+        return *reinterpret_cast<attend_row_memory*>(launch_memory());
     }
     LILY_INLINE static void fetch(const attend_span& span, uint first, bool values, uint lane, uint simd) {
         uint4* to = memory().tile[simd][values ? 1 : 0];

@@ -53,9 +53,7 @@ struct row_weights<4> {
             : "=r"(v.x), "=r"(v.y)
             : "l"(reinterpret_cast<const uint2*>(row) + quarter));
     }
-    LILY_INLINE void load_staged(uint address) {
-        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
-    }
+    LILY_INLINE void load_staged(uint address) { v = load_words(address); }
     LILY_INLINE uint pair(uint s, uint i) const { return weight_pair<4>(v[s / 2], s % 2 * 2 + i); }
 };
 template <>

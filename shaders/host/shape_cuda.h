@@ -8,6 +8,7 @@ constant constexpr uint TILE_N = 128;  // columns of a product's tile, at most
 constexpr uint tile_n(uint rows) { return rows <= 32 ? 64 : TILE_N; }
 // The same for a product of small k, whose threadgroups have little to do in any case.
 constexpr uint short_tile_n(uint rows) { return rows <= 8 ? 64 : TILE_N; }
+
 constant constexpr uint MV_X = 8;      // rows of x that mv_many multiplies at once
 constant constexpr uint SPLIT_2048 = 8;  // simdgroups that share a k of 2,048 or more
 constant constexpr uint MV_SETS = 2;     // sets of rows that a threadgroup makes of a large 4-bit matrix

@@ -205,16 +205,38 @@ LILY_INLINE T simd_prefix_exclusive_sum(T x) {
     return sum - x;
 }
 
+// ---- threadgroup memory: what a launch has beside what the shader declares (see WIDE_KERNELS and TILE_KERNELS), and
+// addresses in bytes
+
+LILY_INLINE uchar* launch_memory() {
+    extern __shared__ __attribute__((aligned(1024))) uchar arena[];
+    return arena;
+}
+LILY_INLINE uint shared_address(const void* p) {
+    return uint(__cvta_generic_to_shared(p));
+}
+LILY_INLINE void store_word(uint to, uint v) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
+LILY_INLINE void store_words(uint to, uint2 v) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(v.x), "r"(v.y) : "memory");
+}
+LILY_INLINE uint2 load_words(uint from) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
+    return v;
+}
+
 // ---- copies from device to threadgroup memory that go on by themselves; seen by the thread that began them
 
 template <uint BYTES>
 LILY_INLINE void copy_async_few(void* to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(uint(__cvta_generic_to_shared(to))), "l"(from),
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from),
                  "n"(BYTES)
                  : "memory");
 }
 LILY_INLINE void copy_async(void* to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint(__cvta_generic_to_shared(to))), "l"(from)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
                  : "memory");
 }
 // To an address in threadgroup memory; the whole line of 128 bytes is on its way to the second cache then.
@@ -222,7 +244,7 @@ LILY_INLINE void copy_async_line(uint to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 LILY_INLINE void copy_async_or_zero(void* to, const void* from, bool live) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(uint(__cvta_generic_to_shared(to))), "l"(from),
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(live ? 16 : 0)
                  : "memory");
 }

@@ -28,24 +28,10 @@ constexpr uint tile_w_room() {
     return 2 * AFFINE_GROUPS * TILE_N * 4;  // two matrices, of {scale, scale, bias, bias}
 }
 
-// Addresses in threadgroup memory, in bytes. What a thread needs in every step it keeps: the compiler would rather
-// compute it again, with more instructions than the step has otherwise.
-LILY_INLINE uint shared_address(const void* p) {
-    return uint(__cvta_generic_to_shared(p));
-}
+// An address that a thread needs in every step: the compiler would rather compute it again, with more instructions than
+// the step has otherwise.
 LILY_INLINE uint kept(uint v) {
     asm volatile("" : "+r"(v));
-    return v;
-}
-LILY_INLINE void store_word(uint to, uint v) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
-}
-LILY_INLINE void store_words(uint to, uint2 v) {
-    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(v.x), "r"(v.y) : "memory");
-}
-LILY_INLINE uint2 load_words(uint from) {
-    uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
     return v;
 }
 
@@ -326,12 +312,6 @@ struct x_stream {
     }
 };
 
-// Threadgroup memory of a launch for weights as they are in the matrix: see TILE_KERNELS.
-LILY_INLINE uint w_memory() {
-    extern __shared__ __attribute__((aligned(1024))) uchar arena[];
-    return shared_address(arena);
-}
-
 // A matrix's weights on their way to memory, 64 columns a step; a warp asks for those of its own rows.
 template <uint BITS, uint BN>
 struct w_stream {
@@ -498,7 +478,7 @@ template <uint BITS, uint BM, uint BN, uint SIMDS, class Rows>
 LILY_INLINE void quant_multiply(tile_acc<BM, BN, SIMDS>& acc, const act_t* x, Rows rows, quant_matrix<BITS> w,
                                 uint k, uint live, uint columns, act_t* xs, act_t* ws, uint tid) {
     w_operand<BITS, BM, BN, SIMDS> operand[1];
-    operand[0].begin(w, k, columns, w_memory(), shared_address(ws), tid);
+    operand[0].begin(w, k, columns, shared_address(launch_memory()), shared_address(ws), tid);
     acc.columns = columns;
     quant_steps(operand, x, rows, k, live, xs, tid,
                 [&](uint tile, uint step) { operand[0].template multiply<BN == 64>(acc, tile, step); });
@@ -509,8 +489,9 @@ LILY_INLINE void quant_multiply_pair(tile_acc<BM, BN, SIMDS>& first, tile_acc<BM
                                      const act_t* x, Rows rows, quant_matrix<BITS> w1, quant_matrix<BITS> w2, uint k,
                                      uint live, uint columns, act_t* xs, act_t* ws, uint tid) {
     w_operand<BITS, BM, BN, SIMDS> operand[2];
-    operand[0].begin(w1, k, columns, w_memory(), shared_address(ws), tid);
-    operand[1].begin(w2, k, columns, w_memory() + W_STEPS * w_stream<BITS, BN>::STEP,
+    const uint memory = shared_address(launch_memory());
+    operand[0].begin(w1, k, columns, memory, shared_address(ws), tid);
+    operand[1].begin(w2, k, columns, memory + W_STEPS * w_stream<BITS, BN>::STEP,
                      shared_address(ws + tile_w_room() / 2), tid);
     first.columns = second.columns = columns;
     quant_steps(operand, x, rows, k, live, xs, tid, [&](uint tile, uint step) {

@@ -56,7 +56,7 @@ public:
         : path_(std::move(other.path_)),
           fd_(std::exchange(other.fd_, -1)),
           size_(other.size_),
-          leaves_cache_(other.leaves_cache_) {}
+          drops_cached_(other.drops_cached_) {}
     File(const File&) = delete;
     File& operator=(const File&) = delete;
     File& operator=(File&&) = delete;
@@ -64,7 +64,7 @@ public:
         if (fd_ < 0) return;
 #ifdef __linux__
         // What lies across the edges of pieces, too.
-        if (!leaves_cache_) ::posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);
+        if (drops_cached_) ::posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);
 #endif
         ::close(fd_);
     }
@@ -73,8 +73,8 @@ public:
     uint64_t size() const { return size_; }
 
     // What is read from now on does not stay in the page cache.
-    void leave_no_cache() {
-        leaves_cache_ = false;
+    void drop_cached() {
+        drops_cached_ = true;
 #ifdef F_NOCACHE
         ::fcntl(fd_, F_NOCACHE, 1);  // a Mac takes no advice after reading
 #endif
@@ -94,7 +94,7 @@ public:
             }
         }
 #ifdef __linux__
-        if (!leaves_cache_) {
+        if (drops_cached_) {
             ::posix_fadvise(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
         }
 #endif
@@ -113,7 +113,7 @@ private:
     std::string path_;
     int fd_;
     uint64_t size_ = 0;
-    bool leaves_cache_ = true;
+    bool drops_cached_ = false;
 };
 
 // Index of the first value whose exponent bits are all set (NaN or infinity), or `count`.
@@ -176,7 +176,7 @@ public:
         uint64_t size = 0;
         for (const std::string& path : paths) size += files_.emplace_back(path).size();
         if (size > physical_memory() / kCachePart)
-            for (File& file : files_) file.leave_no_cache();
+            for (File& file : files_) file.drop_cached();
         for (const ReadJob& job : jobs_) add_pieces(job);
         // Neighbouring reads stay together, which disks and read-ahead like.
         const auto position = [](const Piece& p) { return std::pair(p.job->file, p.position()); };
