@@ -138,7 +138,7 @@ def test_open__progress_is_checked_before_loading() -> None:
 
 
 def test_open__memory_limit_that_rounds_away_is_told_in_bytes(device: str) -> None:
-    total = Engine.plan_memory("demo", device=device, context=128)["total"]
+    total = Engine.plan_memory("demo", device=device, context=128, snapshot_memory=0)["total"]
     for limit in (5, total - 1):
         text = rf"demo needs {total} bytes \(.*memory_limit is {limit} bytes;"
         with pytest.raises(OutOfMemoryError, match=text):
@@ -149,7 +149,7 @@ def test_plan_memory__warns_and_has_an_order(device: str) -> None:
     with pytest.warns(UserWarning, match="context 5000 exceeds") as caught:
         plan = Engine.plan_memory("demo", device=device, context=5000)
     assert [warning.filename for warning in caught] == [__file__]
-    assert list(plan) == ["weights", "kv", "state", "logits", "scratch", "total"]
+    assert list(plan) == ["weights", "kv", "state", "logits", "scratch", "snapshots", "total"]
 
 
 def test_prefill_chunk__default_suits_device_and_context(device: str) -> None:

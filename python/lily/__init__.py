@@ -17,11 +17,13 @@ from lily.errors import (
     DeviceError,
     LilyError,
     OutOfMemoryError,
+    TimeLimitError,
     UnsupportedError,
 )
+from lily.prefill import Prefill
 from lily.results import Chunk, PrefillProgress, Token, TokenLogprob, Usage
 from lily.sampling import SamplingParams
-from lily.session import Prefill, Session
+from lily.session import Session
 from lily.stream import Stream
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ __all__ = [
     "Score",
     "Session",
     "Stream",
+    "TimeLimitError",
     "Token",
     "TokenLogprob",
     "Tokenizer",

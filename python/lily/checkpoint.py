@@ -6,6 +6,8 @@ checked on headers, before anything is allocated; NaN and infinity are looked fo
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lily.errors import CheckpointError, UnsupportedError
-from lily.files import FileIdentity, identity, named
+from lily.files import FileIdentity, identity, named, open_regular
 from lily.hub import DEMO, resolve
 from lily.model_config import CONVERT, listed, load_config
 from lily.tensor_files import StoredTensor, read_tensor_table
@@ -36,6 +38,8 @@ class TensorSpec(Protocol):
     def shape(self) -> tuple[int, ...]:
         """Exact shape."""
 
+
+_SAMPLE = 256  # bytes in the middle of a tensor
 
 TensorSpecs = Callable[[dict[str, int | float]], Sequence[TensorSpec]]
 
@@ -73,6 +77,24 @@ class Checkpoint:
                 raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
             if not same:
                 raise CheckpointError(f"{path}: was changed while the model was opened")
+
+    def fingerprint(self) -> str:
+        """Return what tells this model from others: a digest of its counts and of a sample of every tensor.
+
+        Raises:
+            CheckpointError: A file cannot be read.
+        """
+        import hashlib
+
+        digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        with contextlib.ExitStack() as stack:
+            files = {path: stack.enter_context(open_regular(Path(path))) for path in self.files}
+            for name, dtype, path, offset, nbytes in sorted(self.tensors):
+                count = min(nbytes, _SAMPLE)
+                files[path].seek(offset + (nbytes - count) // 2)
+                sample = files[path].read(count)
+                digest.update(f"{name} {dtype} {nbytes} {len(sample)}\n".encode() + sample)
+        return digest.hexdigest()
 
 
 def open_checkpoint(folder: Path, *, tensor_specs: TensorSpecs | None = None) -> Checkpoint:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
+from lily.admission import Admission
 from lily.errors import ContextFullError, LilyError, UnsupportedError
-from lily.sampling import SamplingOptions, SamplingParams
+from lily.sampling import SamplingOptions, SamplingParams, check_float
 from lily.stream import ProcessLock
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ Ids: TypeAlias = npt.NDArray[np.int32]
 TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]]"
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
 Progress: TypeAlias = Callable[[int, int], object]
+ContextPolicy: TypeAlias = Literal["error", "stop"]
+
+MAX_TIMEOUT = 1e9
 
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize")
 
@@ -32,6 +36,8 @@ class Request:
     ids: Ids | None
     params: SamplingParams
     progress: Progress | None
+    timeout: float | None = None  # seconds, from the first chunk that is read
+    on_context_full: ContextPolicy = "error"
 
 
 class Core:
@@ -49,14 +55,17 @@ class Core:
         vocab: int,
         eos_ids: frozenset[int],
         generation_config: Mapping[str, Any],
+        fingerprint: str,
     ) -> None:
         self._native: _native.Engine | None = native
+        self.admission = Admission()
         self.lock = ProcessLock()  # of the engine's own session
         self.tokenizer = tokenizer
         self.context = context
         self.vocab = vocab
         self.eos_ids = eos_ids
         self.generation_config = generation_config
+        self.fingerprint = fingerprint  # of the model, for files
 
     @property
     def closed(self) -> bool:
@@ -74,11 +83,16 @@ class Core:
             raise LilyError("the engine is closed")
         return self._native
 
+    def new_native(self) -> _native.Session | None:
+        """Return a new native session; None if all are in use."""
+        return self.native().session_unless_full()
+
     def close(self) -> None:
         """Free the native engine; a second call does nothing."""
         native, self._native = self._native, None
         if native is not None:
             native.close()
+        self.admission.notify()
 
     def token_ids(self, prompt: str | TokenIds | Messages, room: int | None = None) -> Ids:
         """Turn a prompt into checked token ids.
@@ -120,6 +134,8 @@ class Core:
         thinking_token_budget: int | None,
         chat_template_kwargs: Mapping[str, Any] | None,
         progress: Progress | None,
+        timeout: float | None,
+        on_context_full: ContextPolicy,
     ) -> Request:
         """Check the arguments of generate() and turn the prompt into token ids."""
         self.native()
@@ -132,16 +148,33 @@ class Core:
             if value is not None:
                 raise UnsupportedError(f"{name} is not implemented yet; leave it out")
         check_progress(progress)
+        check_float("timeout", timeout, 0.0, MAX_TIMEOUT)
+        if on_context_full not in ("error", "stop"):
+            raise ValueError(f"on_context_full must be 'error' or 'stop', not {on_context_full!r}")
         params = SamplingParams.make(sampling, options, "generate").with_defaults(self.generation_config)
         self.check_ids_of(params)
         template = template_variables(chat_template_kwargs, tools, enable_thinking)
         template = {name: value for name, value in template.items() if value is not None}
         if _is_messages(prompt):
             text = self.tokenizer.apply_chat_template(prompt, **template)
-            return Request(self.token_ids(text), params, progress)
-        if template:
+            ids: Ids | None = self.token_ids(text)
+        elif template:
             raise ValueError(f"{next(iter(template))} goes with a prompt of messages only")
-        return Request(None if prompt is None else self.token_ids(prompt), params, progress)
+        else:
+            ids = None if prompt is None else self.token_ids(prompt)
+        request = Request(ids, params, progress, timeout, on_context_full)
+        if ids is not None:
+            self.check_room(len(ids), request)
+        return request
+
+    def check_room(self, prompt: int, request: Request) -> None:
+        """Raise ContextFullError if a reply may not fit behind a prompt of so many tokens."""
+        wanted = request.params.max_tokens
+        if request.on_context_full == "error" and wanted is not None and prompt + wanted > self.context:
+            raise ContextFullError(
+                f"the prompt has {prompt} tokens and max_tokens is {wanted}, the context {self.context}: "
+                "lower max_tokens, or have the reply end there with on_context_full='stop'"
+            )
 
     def check_ids_of(self, params: SamplingParams) -> None:
         """Raise ValueError if stop_token_ids or logit_bias name a token the model does not have."""

@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lily.core import Core, Messages, Progress, Request, TokenIds, check_progress
-from lily.errors import CheckpointError, OutOfMemoryError
+from lily.core import ContextPolicy, Core, Messages, Progress, Request, TokenIds, check_progress
+from lily.errors import CheckpointError, OutOfMemoryError, TimeLimitError
 from lily.files import named
+from lily.prefill import Prefill
 from lily.results import Chunk, Token
 from lily.sampling import SamplingOptions, SamplingParams, StepOptions, check_int
-from lily.session import Prefill, Session
-from lily.stream import Flag, Stream, Unique
+from lily.session import Session
+from lily.stream import Stream, Unique, new_flag
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from lily._native import Flag
+    from lily.asynchronous import AsyncStream
     from lily.checkpoint import Checkpoint
     from lily.tokenizer import Tokenizer
 
@@ -77,13 +80,17 @@ class Engine(Unique):
         prefill_chunk: Tokens of a prompt that are processed at once; a multiple of 64, at most 65536.
             Temporary memory grows with it. Default: what suits the device, 8192 or less. It is never more
             than the context needs; info() tells.
-        memory_limit: Most bytes that plan_memory() may come to. It counts the cache of one session at full
-            context; other sessions take theirs as they grow. Default: the machine's memory.
+        memory_limit: Most bytes for weights, cache, state and snapshots, whatever is done with the engine;
+            the Python process itself comes on top. The cache holds at least one session at full context, and
+            as many as max_sessions if the limit has room. Default: the machine's memory.
         revision: Revision on the hub.
         progress: Called with (done, total) bytes while files are downloaded and weights are loaded.
         threads: Threads of the cpu device; 0 is one for each physical core.
         max_sessions: Most sessions at the same time. The engine's own counts from its first use on, and
             so does the one that a score() or an overlapping generate() takes for a while.
+        snapshot_memory: Most bytes for snapshots of recurrent state, on which the reuse of prompts and
+            rewind() rest. Default: those of 16 snapshots (62.8 MiB each for the full-size model), or what
+            memory_limit leaves. 0: none.
 
     Raises:
         CheckpointError: The model was not found, or its files are damaged.
@@ -105,6 +112,7 @@ class Engine(Unique):
         progress: Progress | None = None,
         threads: int = 0,
         max_sessions: int = 4,
+        snapshot_memory: int | None = None,
     ) -> None:
         import logging  # slow to import, like what follows
 
@@ -112,20 +120,28 @@ class Engine(Unique):
         from lily.tokenizer import Tokenizer
 
         _check_settings(device, context, prefill_chunk, max_sessions, threads, memory_limit)
+        check_int("snapshot_memory", snapshot_memory, 0, None)
         check_progress(progress)
         self._checkpoint = checkpoint = _open(model, revision, progress)
         context = _context_of(checkpoint, context)
-        settings = {
+        settings: dict[str, Any] = {
             "context": context,
             "prefill_chunk": prefill_chunk or 0,
             "max_sessions": max_sessions,
             "device": device,
+            "snapshot_memory": snapshot_memory,
         }
         plan = _memory_plan(checkpoint, settings)
-        _check_memory(checkpoint.name, plan, memory_limit, device)
+        limit, source = _memory_limit(memory_limit, device)
+        if snapshot_memory is None and limit is not None:
+            excess = max(plan["total"] - limit, 0)
+            settings["snapshot_memory"] = max(plan["snapshots"] - excess, 0)
+            plan = _memory_plan(checkpoint, settings)
+        _check_memory(checkpoint.name, plan, limit, source)
         _warn_beyond_training(checkpoint, context)
         vocab = int(checkpoint.config["vocab"])
         tokenizer = Tokenizer(checkpoint.folder, vocab)
+        fingerprint = checkpoint.fingerprint()
         checkpoint.check_unchanged()
         if device.startswith("cuda"):
             from lily import cuda
@@ -134,11 +150,9 @@ class Engine(Unique):
         native = _native.Engine(
             _native.Config(**checkpoint.config),
             checkpoint.tensors,
-            device=device,
-            context=context,
-            prefill_chunk=prefill_chunk or 0,
+            **settings,
+            memory_limit=limit,
             threads=threads,
-            max_sessions=max_sessions,
             progress=progress,
         )
         checkpoint.check_unchanged()
@@ -149,6 +163,7 @@ class Engine(Unique):
             vocab=vocab,
             eos_ids=checkpoint.eos_token_ids,
             generation_config=checkpoint.generation_config,
+            fingerprint=fingerprint,
         )
         self._device = str(native.info()["device"])
         self._session: Session | None = None
@@ -162,20 +177,23 @@ class Engine(Unique):
         context: int | None = None,
         prefill_chunk: int | None = None,
         max_sessions: int = 4,
+        snapshot_memory: int | None = None,
         revision: str | None = None,
     ) -> dict[str, int]:
         """Return the bytes an engine would take, by purpose and in total, without loading weights.
 
         "kv" is the key-value cache of one session at full context. Each session takes its cache as it grows,
-        so with all of them full the engine takes up to max_sessions times "kv".
+        so with all of them full the engine takes up to max_sessions times "kv", or what memory_limit allows.
+        "snapshots" are taken as they are made.
 
         A model that is not on this machine yet is downloaded. Arguments and errors as for Engine.
         """
         _check_settings(device, context, prefill_chunk, max_sessions, 0, None)
         checkpoint = _open(model, revision, None)
+        check_int("snapshot_memory", snapshot_memory, 0, None)
         settings = {"prefill_chunk": prefill_chunk or 0, "max_sessions": max_sessions, "device": device}
         context = _context_of(checkpoint, context)
-        plan = _memory_plan(checkpoint, {**settings, "context": context})
+        plan = _memory_plan(checkpoint, {**settings, "context": context, "snapshot_memory": snapshot_memory})
         _warn_beyond_training(checkpoint, context)
         return plan
 
@@ -216,9 +234,14 @@ class Engine(Unique):
 
     def info(self) -> dict[str, Any]:
         """Return facts about the model, the device and the memory, as JSON types."""
-        native = self._core.native().info()
+        engine = self._core.native()
+        cached = engine.cached()
         return {
-            **native,
+            **engine.info(),
+            "cache": {
+                "sessions": engine.info()["max_sessions"] - engine.free_sessions(),
+                **{name: cached[name] for name in ("snapshots", "snapshot_bytes", "kv_bytes")},
+            },
             "model": self._checkpoint.name,
             "folder": str(self._checkpoint.folder),
             "max_position": self._checkpoint.max_position,
@@ -264,18 +287,23 @@ class Engine(Unique):
         thinking_token_budget: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
+        timeout: float | None = None,
+        on_context_full: ContextPolicy = "error",
         **options: Unpack[SamplingOptions],
     ) -> Stream[Chunk]:
         """Answer a prompt, as an iterator of Chunk; the last one has finish_reason and usage.
 
-        Arguments are checked at the call, work begins with the first chunk that is read. The iterator's
+        Arguments are checked at the call, work begins with the first chunk that is read. What the prompt has
+        in common with the session, or with snapshots of earlier prompts and replies, is not read again;
+        usage.cached_tokens says how much that was, and usage.cache_miss_reason why not more. The iterator's
         close(), from any thread, and Ctrl-C take effect within one step, or one chunk of a prompt
-        (prefill_chunk tokens), and leave the session usable; a loop over a closed iterator simply ends.
+        (prefill_chunk tokens), and leave the session usable; a loop over a closed iterator simply ends. While
+        all sessions are in use by other replies, a request waits for its turn, first come, first served.
 
         Args:
             prompt: The whole context, as messages (dicts with role and content, written with the checkpoint's
                 chat template), text (taken as it is), or token ids. Special tokens written in text, that of
-                messages included, are recognised as such: text from strangers can end a turn. Whatever was
+                messages included, are recognised as such: text from strangers can end a turn. What else was
                 in the session before is forgotten.
                 None: go on from what the session holds, for instance after prefill().
             sampling: Sampling parameters; what it leaves out comes from the checkpoint's
@@ -287,8 +315,11 @@ class Engine(Unique):
             enable_thinking: False asks for an answer without reasoning (messages only).
             thinking_token_budget: Not implemented yet.
             chat_template_kwargs: Further variables of the chat template (messages only).
-            progress: Called with (done, total) prompt tokens, at first with 0 and then after each chunk of
-                the prompt.
+            progress: Called with (done, total) prompt tokens, at first with those that need not be read and
+                then after each chunk of the prompt.
+            timeout: Most seconds from the first chunk that is read to the last.
+            on_context_full: What to do when prompt and max_tokens are more than the context: "error", or
+                "stop" where it ends, with finish_reason "length". Without max_tokens it is always the latter.
             **options: Fields of SamplingParams, which win over sampling: max_tokens, temperature, top_p,
                 top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, seed, stop,
                 stop_token_ids, ignore_eos, logprobs, top_logprobs. stop does not apply inside reasoning.
@@ -296,7 +327,9 @@ class Engine(Unique):
         Raises:
             ValueError: An argument or message is wrong.
             TypeError: An argument is unknown, or not the kind of object it has to be.
-            ContextFullError: The prompt does not fit in the context.
+            ContextFullError: The prompt does not fit in the context, or max_tokens behind it.
+            TimeLimitError: The timeout is over; raised by the iterator.
+            LilyError: All sessions are in use, and not by replies of other threads; raised by the iterator.
             UnsupportedError: An argument is not implemented yet.
         """
         if session is not None and not isinstance(session, Session):
@@ -312,13 +345,54 @@ class Engine(Unique):
             thinking_token_budget=thinking_token_budget,
             chat_template_kwargs=chat_template_kwargs,
             progress=progress,
+            timeout=timeout,
+            on_context_full=on_context_full,
         )
         if session is None:
-            flag = Flag()
+            flag = new_flag()
             return Stream(self._run(request, flag), flag)
         if session._core is not self._core:
             raise ValueError("session belongs to another engine")
         return session._stream(request)
+
+    def agenerate(
+        self,
+        prompt: str | TokenIds | Messages | None = None,
+        sampling: SamplingParams | None = None,
+        **options: Any,
+    ) -> AsyncStream:
+        """Answer a prompt, for asyncio: `async for chunk in engine.agenerate(...)`.
+
+        Arguments and chunks are those of generate(); errors come with the first chunk. A thread does the
+        work, and the event loop never waits for it. The end of the task that reads it, aclose(), `async with`
+        and letting go of it stop within one step, or one chunk of a prompt.
+        """
+        from lily.asynchronous import AsyncStream
+
+        return AsyncStream(lambda: self.generate(prompt, sampling, **options))
+
+    def load_session(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> Session:
+        """Return a new session with what Session.save() wrote.
+
+        Args:
+            path: The file; it may come from another device, but not from another model.
+            progress: Called with (done, total) bytes.
+
+        Raises:
+            CheckpointError: The file is missing, incomplete, damaged, or belongs to another model.
+            ContextFullError: It has more tokens than the context.
+            LilyError: max_sessions are open already.
+        """
+        from lily.session_file import load
+
+        check_progress(progress)
+        session = Session(self._core)
+        try:
+            session._load(lambda native: load(native, self._core.fingerprint, self.context, path, progress))
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def score(self, tokens: str | TokenIds, *, top_logprobs: int = 0) -> Score:
         """Return the log probability of each given token after those before it.
@@ -336,7 +410,9 @@ class Engine(Unique):
         ids = self._core.token_ids(tokens)
         # The last position has no next token: its log probability is computed for token 0 and dropped.
         targets = np.append(ids[1:], np.int32(0)).astype(np.int32)
-        native = self._core.native().session()
+        flag = new_flag()
+        native = self._core.admission.wait(flag, self._core.new_native)
+        assert native is not None
         parts = []
         done = 0
         try:
@@ -347,6 +423,7 @@ class Engine(Unique):
         finally:
             if not self._core.closed:
                 native.close()
+            self._core.admission.notify()
         logprobs, top_ids, top = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return Score(ids, logprobs[:-1], top_ids, top)
 
@@ -356,13 +433,41 @@ class Engine(Unique):
                 self._session = Session(self._core)
             return self._session
 
+    def _own_session(self) -> Session | None:
+        """As _default_session(), but None if it is not there and there is no room for it."""
+        with self._core.lock():
+            if self._session is None:
+                native = self._core.new_native()
+                self._session = None if native is None else Session(self._core, native)
+            return self._session
+
     def _run(self, request: Request, flag: Flag) -> Generator[Chunk, None, None]:
-        session = self._default_session()
-        if session._claim(flag) or request.ids is None:
-            yield from session._run(request, flag)
-        else:
-            with Session(self._core) as temporary:
-                yield from temporary._run(request, flag)
+        if request.timeout is not None:
+            flag.expire_after(request.timeout)
+        admission = self._core.admission
+        place = admission.wait(flag, lambda: self._place(request, flag))
+        if place is None:
+            if not flag.raised:
+                raise TimeLimitError("the request waited for its turn longer than its timeout")
+            return
+        with admission.running(flag):
+            if place is self._session:
+                yield from place._run(request, flag)
+                return
+            with place:
+                try:
+                    yield from place._run(request, flag)
+                finally:
+                    place._stow()
+
+    def _place(self, request: Request, flag: Flag) -> Session | None:
+        """Return the engine's own session if it is idle, else a temporary one; None if all are in use."""
+        self._core.native()
+        own = self._own_session()
+        if own is not None and (own._claim(flag) or request.ids is None):
+            return own
+        native = self._core.new_native()
+        return None if native is None else Session(self._core, native)
 
 
 def _check_settings(
@@ -410,16 +515,18 @@ def _memory_plan(checkpoint: Checkpoint, settings: dict[str, Any]) -> dict[str, 
     from lily import _native
 
     plan = _native.memory_plan(_native.Config(**checkpoint.config), **settings)
-    parts = ("weights", "kv", "state", "logits", "scratch", "total")
+    parts = ("weights", "kv", "state", "logits", "scratch", "snapshots", "total")
     return {part: plan[part] for part in parts}
 
 
-def _check_memory(name: str, plan: Mapping[str, int], limit: int | None, device: str) -> None:
-    """Compare a memory plan with the limit, or with the machine; a CUDA device has memory of its own."""
-    source = "memory_limit"
-    if limit is None:
-        limit = None if device.startswith("cuda") else machine_memory()
-        source = "this machine's memory"
+def _memory_limit(limit: int | None, device: str) -> tuple[int | None, str]:
+    """Return how much memory there is and where that is from; a CUDA device has its own and knows it."""
+    if limit is not None:
+        return limit, "memory_limit"
+    return None if device.startswith("cuda") else machine_memory(), "this machine's memory"
+
+
+def _check_memory(name: str, plan: Mapping[str, int], limit: int | None, source: str) -> None:
     if limit is None or plan["total"] <= limit:
         return
     sizes = sorted(((size, part) for part, size in plan.items() if part != "total"), reverse=True)

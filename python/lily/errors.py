@@ -23,5 +23,9 @@ class ContextFullError(LilyError):
     """The tokens do not fit in the context that the engine was opened with."""
 
 
+class TimeLimitError(LilyError, TimeoutError):
+    """A call took longer than its timeout; what it handed out before is good, and the session usable."""
+
+
 class UnsupportedError(LilyError):
     """The request is understood, but this version of Lily does not do it."""

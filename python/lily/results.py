@@ -44,8 +44,9 @@ class Usage:
         prompt_tokens: Tokens of the prompt.
         completion_tokens: Tokens produced, the end token included.
         reasoning_tokens: Those of them that belong to reasoning.
-        cached_tokens: Tokens of the prompt that did not have to be processed.
-        cache_miss_reason: Why cached_tokens is not larger; None if the whole prompt was there.
+        cached_tokens: Tokens of the prompt that did not have to be processed, because they were before.
+        cache_miss_reason: Why cached_tokens is not larger; None if the whole prompt was there. It begins with
+            fresh_context, new_tokens, token_differs, reasoning_left_out or not_kept, and goes on for people.
         prompt_tps: Prompt tokens processed per second; 0 if there were none.
         generation_tps: Tokens produced per second of engine time; 0 if there were none.
         ttft: Seconds from the start to the first token; 0 if there was none.
@@ -90,6 +91,7 @@ class Meter:
         self._prefill = self._stepping = 0.0
         self._first: float | None = None
         self.prompt = self.cached = self.completion = self.reasoning = 0
+        self.miss_reason: str | None = None
 
     def prefilled(self) -> None:
         """Take the time at the end of the prompt."""
@@ -116,7 +118,7 @@ class Meter:
             completion_tokens=self.completion,
             reasoning_tokens=self.reasoning,
             cached_tokens=self.cached,
-            cache_miss_reason="fresh_context" if computed else None,
+            cache_miss_reason=self.miss_reason,
             prompt_tps=computed / self._prefill if computed and self._prefill > 0 else 0.0,
             generation_tps=self.completion / self._stepping if self._stepping > 0 else 0.0,
             ttft=self._first or 0.0,

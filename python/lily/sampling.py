@@ -91,13 +91,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check_int("max_tokens", self.max_tokens, 1, None)
-        _check_float("temperature", self.temperature, 0.0, None)
-        _check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        check_float("temperature", self.temperature, 0.0, None)
+        check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
         check_int("top_k", self.top_k, -1, MAX_TOP_K)
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        check_float("min_p", self.min_p, 0.0, 1.0)
+        check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         check_int("seed", self.seed, 0, MAX_SEED)
         _check_bool("ignore_eos", self.ignore_eos)
         _check_bool("logprobs", self.logprobs)
@@ -176,7 +176,8 @@ def check_int(name: str, value: object, low: int, high: int | None, optional: bo
         raise ValueError(f"{name} must be an integer {bounds}, not {value!r}")
 
 
-def _check_float(name: str, value: object, low: float, high: float | None, low_open: bool = False) -> None:
+def check_float(name: str, value: object, low: float, high: float | None, low_open: bool = False) -> None:
+    """Raise ValueError unless a value is a number in a range, or None."""
     if value is None:
         return
     number = not isinstance(value, (bool, str)) and hasattr(value, "__float__")
@@ -224,5 +225,5 @@ def _checked_bias(bias: Mapping[int, float] | None) -> Mapping[int, float] | Non
         check_int("logit_bias: every token id", token, 0, None)
         if value is None:
             raise ValueError(f"logit_bias[{token}] must be a number from -100 to 100, not None")
-        _check_float(f"logit_bias[{token}]", value, -100.0, 100.0)
+        check_float(f"logit_bias[{token}]", value, -100.0, 100.0)
     return {int(token): float(value) for token, value in bias.items()}

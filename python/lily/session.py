@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import _thread
+import contextlib
 import dataclasses
-import sys
 from array import array
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lily.core import Core, Ids, Messages, Progress, Request, TokenIds
-from lily.errors import ContextFullError, LilyError
-from lily.results import Chunk, Finish, Kind, Meter, PrefillProgress, Token, TokenLogprob
-from lily.sampling import SamplingOptions, SamplingParams, StepOptions
-from lily.stream import Flag, ProcessLock, Stream, Unique
+from lily.core import ContextPolicy, Core, Ids, Messages, Progress, Request, TokenIds, check_progress
+from lily.errors import ContextFullError, LilyError, TimeLimitError
+from lily.prefill import Prefill, Prompt
+from lily.results import Chunk, Finish, Kind, Meter, Token, TokenLogprob
+from lily.reuse import LEAST_KEPT, Reuse, marks_of, miss_reason
+from lily.sampling import SamplingOptions, SamplingParams, StepOptions, check_int
+from lily.stream import ProcessLock, Stream, Unique, new_flag
 
 if TYPE_CHECKING:
+    import os
+
     from typing_extensions import Unpack
 
+    from lily import _native
+    from lily._native import Flag
+    from lily.asynchronous import AsyncStream
     from lily.tokenizer import Detokenizer
 
 _OUT_OF_DATE = "this iterator is out of date: another call on its session has started since"
@@ -33,13 +39,13 @@ class Session(Unique):
     iterators of step() and generate() on the same session raise LilyError, because the state has moved on.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, native: _native.Session | None = None) -> None:
         self._core = core
-        self._native = core.native().session()
+        self._native = core.native().session() if native is None else native
         self._lock = ProcessLock()
         self._closed = False
         self._epoch = 0
-        self._pending: _Prompt | None = None
+        self._pending: Prompt | None = None
         self._failure: BaseException | None = None
         self._tokens = array("i")  # the context, to see whether it ends inside reasoning
         self._detokenizer: Detokenizer = core.tokenizer.detokenizer()
@@ -85,6 +91,100 @@ class Session(Unique):
                 self._pending = None
                 if not self._core.closed:
                     self._native.close()
+                self._core.admission.notify()
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """The tokens processed so far, int32 [position]; a copy."""
+        with self._lock():
+            self._check_open()
+            return np.array(self._tokens, dtype=np.int32)
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """Positions that rewind() can go back to, ascending; 0 is always one of them.
+
+        They are those of snapshot(), and of snapshots that generate() made at the ends of messages, as long
+        as there is room for these.
+        """
+        with self._lock():
+            self._check_open()
+            return tuple(self._native.checkpoints())
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of the session's cache: "own", and "shared" with forks and snapshots."""
+        with self._lock():
+            self._check_open()
+            page_bytes = self._core.native().cached()["page_bytes"]
+            own, shared = self._native.pages()
+            return {"own": own * page_bytes, "shared": shared * page_bytes}
+
+    def fork(self) -> Session:
+        """Return a new session that goes on from here on its own, with the same tokens, state and logits.
+
+        The cache is shared page by page (256 tokens) until one of the two writes to a page; recurrent state
+        is copied. An unread prefill() is completed first.
+
+        Raises:
+            LilyError: max_sessions are open already.
+        """
+        with self._lock():
+            self._settle()
+            child = Session(self._core, self._native.fork())
+            child._tokens = self._tokens[:]
+            return child
+
+    def snapshot(self) -> int:
+        """Make the present position one that rewind() can go back to, and return it.
+
+        It keeps its memory (snapshot_memory) until the session is rewound to before it, reset or closed.
+
+        Raises:
+            OutOfMemoryError: snapshot_memory has no room, even without the snapshots of generate().
+        """
+        with self._lock():
+            self._settle()
+            self._native.snapshot(True)
+            return len(self._tokens)
+
+    def rewind(self, position: int) -> None:
+        """Go back to a checkpoint: forget the tokens behind it. Logits are bit-equal to those of that time.
+
+        Raises:
+            ValueError: It is not one of `checkpoints`, nor the present position; nothing was changed.
+        """
+        check_int("position", position, 0, self._core.context, optional=False)
+        with self._lock():
+            self._settle()
+            try:
+                self._native.rewind(position)
+            finally:
+                del self._tokens[self._native.position :]
+            self._detokenizer.flush()
+            self._epoch += 1
+
+    def save(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
+        """Write the session to a file, from which Engine.load_session() goes on with bit-equal logits.
+
+        The file is in safetensors format and has a fingerprint of the model. It is complete or not there: an
+        older file of that name stays until the new one is on the disk. Checkpoints and sampling parameters
+        are not part of it.
+
+        Args:
+            path: The file.
+            progress: Called with (done, total) bytes.
+
+        Raises:
+            LilyError: The session has no token yet.
+            OSError: The file cannot be written, for instance because the disk is full.
+        """
+        from lily.session_file import save
+
+        check_progress(progress)
+        with self._lock():
+            self._settle()
+            save(self._native, self._tokens, self._core.fingerprint, path, progress)
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -116,7 +216,7 @@ class Session(Unique):
             ids = self._core.token_ids(prompt, self._core.context - self._native.position)
             self._epoch += 1
             self._detokenizer.flush()
-            self._pending = _Prompt(ids)
+            self._pending = Prompt(ids)
             return Prefill(self, self._pending)
 
     def step(
@@ -147,7 +247,7 @@ class Session(Unique):
                 raise ValueError(f"step() does not use {name}; generate() does")
         self._core.check_ids_of(params)
         self._check_open()
-        flag = Flag()
+        flag = new_flag()
         return Stream(self._steps(params, flag), flag)
 
     def generate(
@@ -162,12 +262,14 @@ class Session(Unique):
         thinking_token_budget: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
+        timeout: float | None = None,
+        on_context_full: ContextPolicy = "error",
         **options: Unpack[SamplingOptions],
     ) -> Stream[Chunk]:
         """Answer a prompt. Like Engine.generate(), in this session.
 
-        The prompt is the whole context: what the session held is forgotten. None goes on from what it holds,
-        which joins prefill() and generate().
+        The prompt is the whole context: what the session held is forgotten, as far as the prompt does not
+        begin with it. None goes on from what it holds, which joins prefill() and generate().
         """
         request = self._core.request(
             prompt,
@@ -180,12 +282,25 @@ class Session(Unique):
             thinking_token_budget=thinking_token_budget,
             chat_template_kwargs=chat_template_kwargs,
             progress=progress,
+            timeout=timeout,
+            on_context_full=on_context_full,
         )
         return self._stream(request)
 
+    def agenerate(
+        self,
+        prompt: str | TokenIds | Messages | None = None,
+        sampling: SamplingParams | None = None,
+        **options: Any,
+    ) -> AsyncStream:
+        """Answer a prompt, for asyncio: generate() as an asynchronous iterator. See Engine.agenerate()."""
+        from lily.asynchronous import AsyncStream
+
+        return AsyncStream(lambda: self.generate(prompt, sampling, **options))
+
     def _stream(self, request: Request) -> Stream[Chunk]:
         self._check_open()
-        flag = Flag()
+        flag = new_flag()
         return Stream(self._run(request, flag), flag)
 
     def _claim(self, flag: Flag) -> bool:
@@ -195,19 +310,38 @@ class Session(Unique):
                 self._owner = flag
             return self._owner is flag
 
+    def _is_over(self, flag: Flag) -> bool:
+        """Whether a loop has to end; an error if its time is up."""
+        self._core.admission.read(flag)
+        if flag.expired and not flag.raised:
+            raise TimeLimitError("the reply took longer than its timeout")
+        return flag.raised
+
     def _run(self, request: Request, flag: Flag) -> Generator[Chunk, None, None]:
         """Carry out a checked request; generate() without the checks."""
         with self._claims():
             if flag.raised:
                 return
             self._owner = flag
+        if request.timeout is not None:
+            flag.expire_after(request.timeout)
         try:
             yield from self._reply(request, flag)
         finally:
-            flag.raised = True
+            flag.set()
+
+    def _load(self, load: Callable[[_native.Session], Ids]) -> None:
+        with self._lock():
+            self._tokens = array("i", load(self._native).tobytes())
+
+    def _stow(self) -> None:
+        """Leave what a session that is to be closed has read to later prompts, if there is room."""
+        with self._lock(), contextlib.suppress(LilyError):
+            if not self._closed and len(self._tokens) >= LEAST_KEPT:
+                self._native.snapshot(False)
 
     def _steps(self, params: SamplingParams, flag: Flag) -> Generator[Token, None, None]:
-        epoch = self._begin(params, flag, restart=False)
+        epoch, _ = self._begin(params, flag, None)
         produced = 0
         while params.max_tokens is None or produced < params.max_tokens:
             with self._lock():
@@ -218,7 +352,10 @@ class Session(Unique):
                     if params.max_tokens is None and produced:
                         return
                     raise ContextFullError(f"the context of {self._core.context} tokens is full")
-                index, logprob = self._advance((params.max_tokens or self._core.context) - produced - 1)
+                step = self._advance((params.max_tokens or self._core.context) - produced - 1, flag)
+                if step is None:
+                    continue
+                index, logprob = step
                 text = self._detokenizer.add(index)
             produced += 1
             yield Token(index, logprob, text)
@@ -227,17 +364,19 @@ class Session(Unique):
         from lily.chat import ReplyStream
 
         meter = Meter()
-        epoch = self._begin(request.params, flag, restart=request.ids is not None)
-        if flag.raised:
+        epoch, reuse = self._begin(request.params, flag, request.ids)
+        if self._is_over(flag):
             return
         if request.ids is None:
             meter.prompt = meter.cached = self.position
             if not meter.prompt:
                 raise LilyError("there is nothing to go on from: give a prompt, or call prefill() first")
+            self._core.check_room(meter.prompt, request)
         else:
-            meter.prompt = len(request.ids)
-            self._feed_all(request.ids, request.progress, epoch, flag)
-        if flag.raised:
+            meter.prompt, meter.cached = len(request.ids), reuse.tokens
+            meter.miss_reason = miss_reason(request.ids, reuse, self._core.tokenizer)
+            self._feed_all(request.ids, reuse.tokens, request.progress, epoch, flag)
+        if self._is_over(flag):
             return
         meter.prefilled()
 
@@ -250,12 +389,15 @@ class Session(Unique):
         pieces: list[tuple[Kind, str]] = []
         while finish is None:
             with self._lock():
-                if flag.raised:
+                if self._is_over(flag):
                     return
                 self._check_current(epoch)
                 meter.start()
                 top = self._top(params.top_logprobs)
-                index, logprob = self._advance(limit - meter.completion - 1)
+                step = self._advance(limit - meter.completion - 1, flag)
+                if step is None:
+                    continue
+                index, logprob = step
                 meter.token(reply.kind)
             unread.append(TokenLogprob(index, logprob, top))
             if index in ends:
@@ -276,20 +418,39 @@ class Session(Unique):
         last = _chunk(last_text, last_kind, unread, params)
         yield dataclasses.replace(last, finish_reason=finish, usage=meter.usage())
 
-    def _begin(self, params: SamplingParams, flag: Flag, restart: bool) -> int:
-        """Make this call the session's current one and return its epoch; one that is over changes nothing."""
+    def _begin(self, params: SamplingParams, flag: Flag, ids: Ids | None) -> tuple[int, Reuse]:
+        """Make this call the session's current one and return its epoch; one that is over changes nothing.
+
+        With a prompt, the session then holds what is known of it.
+        """
         with self._lock():
             if flag.raised:
-                return self._epoch
+                return self._epoch, Reuse()
             self._check_open()
-            if restart:
-                self._restart()
+            reuse = Reuse()
+            if ids is not None:
                 self._raise_parked()
+                reuse = self._reuse(ids, flag)
             else:
                 self._settle(flag)
             self._epoch += 1
             self._native.set_sampling(**params.native())
-            return self._epoch
+            return self._epoch, reuse
+
+    def _reuse(self, ids: Ids, flag: Flag) -> Reuse:
+        """Bring the session to the longest known beginning of a prompt."""
+        self._pending = None
+        self._detokenizer.flush()
+        try:
+            found = self._native.restart(ids, flag)
+        except BaseException:
+            if not self._core.closed and self._native.position == 0:
+                del self._tokens[:]
+            raise
+        if found is None:  # over before its turn came
+            return Reuse()
+        self._tokens = array("i", ids[: found[0]].tobytes())
+        return Reuse(*found)
 
     def _restart(self) -> None:
         self._pending = None
@@ -297,36 +458,44 @@ class Session(Unique):
         del self._tokens[:]
         self._detokenizer.flush()
 
-    def _feed_all(self, ids: Ids, progress: Progress | None, epoch: int, flag: Flag) -> None:
-        done = 0
+    def _feed_all(self, ids: Ids, done: int, progress: Progress | None, epoch: int, flag: Flag) -> None:
+        """Read what is left of a prompt, with snapshots on the way."""
         if progress is not None:
             progress(done, len(ids))
+        marks = marks_of(ids, self._core.tokenizer, done)
         while done < len(ids):
             with self._lock():
-                if flag.raised:
+                if self._is_over(flag):
                     return
                 self._check_current(epoch)
-                done += self._feed(ids[done:])
+                done += self._feed(ids[done : marks[0] if marks else len(ids)], flag)
+                if marks and done == marks[0]:
+                    self._native.snapshot(False)
+                    del marks[0]
             if progress is not None:
                 progress(done, len(ids))
 
-    def _feed(self, ids: Ids) -> int:
+    def _feed(self, ids: Ids, flag: Flag | None = None) -> int:
         before = self._native.position
         try:
-            return self._native.prefill(ids)
+            return self._native.prefill(ids, flag)
         finally:  # Ctrl-C may come when the work is done and its result not yet known
             self._tokens.extend(ids[: self._native.position - before].tolist())
 
-    def _advance(self, ahead: int) -> tuple[int, float]:
-        """Append one token; the device may already work on as many as `ahead` further ones."""
+    def _advance(self, ahead: int, flag: Flag) -> tuple[int, float] | None:
+        """Append one token; the device may already work on as many as `ahead` further ones.
+
+        None: the call was over before its turn came.
+        """
         try:
-            index, logprob = self._native.step(ahead)
-            self._tokens.append(index)
+            step = self._native.step(ahead, flag)
+            if step is not None:
+                self._tokens.append(step[0])
         except BaseException:  # Ctrl-C may come when the work is done and its result not yet known
             if self._native.position > len(self._tokens):
                 self._tokens.append(self._native.last_token())
             raise
-        return index, logprob
+        return step
 
     def _top(self, count: int) -> tuple[tuple[int, float], ...]:
         if not count:
@@ -334,7 +503,7 @@ class Session(Unique):
         ids, logprobs = self._native.top_logprobs(count)
         return tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))
 
-    def _continue(self, prompt: _Prompt) -> bool:
+    def _continue(self, prompt: Prompt) -> bool:
         """Process one chunk of a prompt; False if nothing of it is left to do."""
         with self._lock():
             if prompt.cancelled or prompt.done == len(prompt.ids):
@@ -353,7 +522,7 @@ class Session(Unique):
                 self._pending = None
             return True
 
-    def _finish_dropped(self, prompt: _Prompt) -> bool:
+    def _finish_dropped(self, prompt: Prompt) -> bool:
         """Complete a prompt nobody holds; True if Ctrl-C stopped it.
 
         Another error is kept for the next call, as a finaliser cannot raise.
@@ -390,63 +559,6 @@ class Session(Unique):
         self._check_open()
         if epoch != self._epoch:
             raise LilyError(_OUT_OF_DATE)
-
-
-class Prefill(Unique, Iterator[PrefillProgress]):
-    """Iterator of prefill(): each item is the progress after one more chunk."""
-
-    _prompt: _Prompt | None = None  # until __init__ has come to its end
-
-    def __init__(self, session: Session, prompt: _Prompt) -> None:
-        self._session = session
-        self._read = False
-        self._interrupt: _Interrupt | None = None
-        self._prompt = prompt
-
-    def __next__(self) -> PrefillProgress:
-        prompt = self._prompt
-        if prompt is None:
-            raise StopIteration
-        self._read = True
-        try:
-            if not self._session._continue(prompt):
-                raise StopIteration
-        except BaseException:
-            prompt.cancelled = True
-            raise
-        return PrefillProgress(prompt.done, len(prompt.ids))
-
-    def close(self) -> None:
-        """Cancel what is left, from any thread; tokens already processed stay in the context."""
-        if self._prompt is not None:
-            self._prompt.cancelled = True
-
-    def __del__(self) -> None:
-        if self._prompt is None:
-            return
-        if self._read:
-            self.close()
-        elif not sys.is_finalizing() and self._session._finish_dropped(self._prompt):
-            self._interrupt = _Interrupt()
-
-
-class _Interrupt:
-    """Delivers Ctrl-C that came in a finaliser, where Python only prints exceptions.
-
-    Its own finaliser runs no Python code, so the exception is raised in the code that dropped the last
-    reference. There Python looks for signals at the next call or turn of a loop, not in the statement itself.
-    """
-
-    __del__ = staticmethod(_thread.interrupt_main)
-
-
-class _Prompt:
-    """Token ids on their way into a session."""
-
-    def __init__(self, ids: Ids) -> None:
-        self.ids = ids
-        self.done = 0
-        self.cancelled = False
 
 
 def _chunk(text: str, kind: Kind, tokens: list[TokenLogprob], params: SamplingParams) -> Chunk:

@@ -6,9 +6,12 @@ import contextlib
 import os
 import threading
 from collections.abc import Generator, Iterator
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lily.errors import LilyError
+
+if TYPE_CHECKING:
+    from lily._native import Flag
 
 T = TypeVar("T")
 
@@ -52,13 +55,11 @@ class ProcessLock:
         self._lock.release()
 
 
-class Flag:
-    """Tells a loop that it is over; any thread may raise it."""
+def new_flag() -> Flag:
+    """Return what tells a loop that it is over; any thread may set it, and a call that waits looks at it."""
+    from lily import _native  # slow to import
 
-    __slots__ = ("raised",)
-
-    def __init__(self) -> None:
-        self.raised = False
+    return _native.Flag()
 
 
 class Unique:
@@ -106,7 +107,7 @@ class Stream(Unique, Iterator[T]):
 
     def close(self) -> None:
         """End the stream, without waiting for a thread that reads it; a second call does nothing."""
-        self._flag.raised = True
+        self._flag.set()
         self._end()
 
     def _end(self) -> None:

@@ -100,6 +100,15 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     Raises:
         CheckpointError: the file cannot be read or breaks the format; the message names file and tensor.
     """
+    return read_header_and_metadata(path)[0]
+
+
+def read_header_and_metadata(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """Parse the header of one safetensors file, and what it says of the file itself.
+
+    Raises:
+        CheckpointError: the file cannot be read or breaks the format; the message names file and tensor.
+    """
     with open_regular(path) as file:
         status = os.fstat(file.fileno())
         size = status.st_size
@@ -117,12 +126,14 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     if len(header) != length:
         raise CheckpointError(f"{path}: truncated while it was read")
     entries = parse_json(header, f"{path}: header")
-    entries.pop("__metadata__", None)
+    metadata = entries.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{path}: header: __metadata__ must have texts only, not {shown(metadata)}")
     start = 8 + length
     file_identity = identity(status)
     stored = {name: _entry(path, file_identity, name, entry, start) for name, entry in entries.items()}
     _check_layout(path, stored, start, size)
-    return stored
+    return stored, metadata
 
 
 def _is_naturals(value: object) -> bool:

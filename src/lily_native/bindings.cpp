@@ -45,6 +45,8 @@ void raise(const Error& error) {
             break;
         case ErrorKind::kLogic:
         case ErrorKind::kValue:
+        case ErrorKind::kFull:
+        case ErrorKind::kCancelled:
             break;
     }
     const py::object type = py::module_::import("lily.errors").attr(name);
@@ -62,7 +64,8 @@ Config config_of(uint32_t vocab, uint32_t hidden, uint32_t layers, uint32_t head
 
 std::map<std::string, uint64_t> memory_map(const MemoryPlan& plan) {
     return {{"weights", plan.weights}, {"kv", plan.kv},           {"state", plan.state},
-            {"logits", plan.logits},   {"scratch", plan.scratch}, {"total", plan.total()}};
+            {"logits", plan.logits},   {"scratch", plan.scratch}, {"snapshots", plan.snapshots},
+            {"total", plan.total()}};
 }
 
 void bind_config(py::module_& m) {
@@ -97,13 +100,16 @@ void bind_config(py::module_& m) {
     });
     m.def(
         "memory_plan",
-        [](const Config& config, uint32_t context, uint32_t chunk, uint32_t sessions, const std::string& device) {
-            const MemoryPlan plan =
-                plan_memory(config, {.device = device, .context = context, .chunk = chunk, .sessions = sessions});
-            return memory_map(plan);
+        [](const Config& config, uint32_t context, uint32_t chunk, uint32_t sessions, const std::string& device,
+           std::optional<uint64_t> snapshot_memory) {
+            return memory_map(plan_memory(config, {.device = device,
+                                                   .context = context,
+                                                   .chunk = chunk,
+                                                   .sessions = sessions,
+                                                   .snapshot_bytes = snapshot_memory.value_or(kUsualSnapshots)}));
         },
         py::arg("config"), py::kw_only(), py::arg("context"), py::arg("prefill_chunk"), py::arg("max_sessions"),
-        py::arg("device"));
+        py::arg("device"), py::arg("snapshot_memory") = py::none());
 }
 
 // A launch as lily.plan takes it.
@@ -150,7 +156,8 @@ void bind_plans(py::module_& m) {
 
 std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::tuple>& tensors,
                                     const std::string& device, uint32_t context, uint32_t chunk, uint32_t threads,
-                                    uint32_t sessions, const py::object& progress, uint32_t shuffle, uint32_t tile) {
+                                    uint32_t sessions, const py::object& progress, uint32_t shuffle, uint32_t tile,
+                                    std::optional<uint64_t> snapshot_memory, std::optional<uint64_t> memory_limit) {
     std::vector<TensorSource> sources;
     for (const py::tuple& t : tensors)
         sources.push_back({t[0].cast<std::string>(), t[1].cast<std::string>(), t[2].cast<std::string>(),
@@ -168,8 +175,15 @@ std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::
                                 .sessions = sessions,
                                 .threads = threads,
                                 .shuffle = shuffle,
-                                .tile = tile};
-    return without_gil([&] { return std::make_shared<Engine>(config, sources, options, report); });
+                                .tile = tile,
+                                .snapshot_bytes = snapshot_memory.value_or(kUsualSnapshots),
+                                .memory_limit = memory_limit.value_or(UINT64_MAX)};
+    auto engine = without_gil([&] { return std::make_shared<Engine>(config, sources, options, report); });
+    engine->set_interrupt([] {
+        const py::gil_scoped_acquire gil;
+        if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    });
+    return engine;
 }
 
 py::dict engine_info(Engine& engine) {
@@ -178,6 +192,7 @@ py::dict engine_info(Engine& engine) {
     info["device"] = engine.device_name();
     info["device_info"] = device;
     info["memory"] = memory_map(engine.memory());
+    info["most_memory"] = engine.most_memory();
     info["context"] = engine.capacity().context;
     info["prefill_chunk"] = engine.capacity().chunk;
     info["max_sessions"] = engine.capacity().sessions;
@@ -188,11 +203,31 @@ void bind_engine(py::module_& m) {
     py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
         .def(py::init(&open_engine), py::arg("config"), py::arg("tensors"), py::kw_only(), py::arg("device"),
              py::arg("context"), py::arg("prefill_chunk"), py::arg("threads"), py::arg("max_sessions"),
-             py::arg("progress") = py::none(), py::arg("shuffle") = 0, py::arg("tile") = 0)
+             py::arg("progress") = py::none(), py::arg("shuffle") = 0, py::arg("tile") = 0,
+             py::arg("snapshot_memory") = py::none(), py::arg("memory_limit") = py::none())
         .def("info", &engine_info)
         .def("close", [](Engine& engine) { without_gil([&] { engine.close(); }); })
-        .def("session", [](const std::shared_ptr<Engine>& engine) {
-            return without_gil([&] { return std::make_unique<Session>(engine); });
+        .def("session",
+             [](const std::shared_ptr<Engine>& engine) {
+                 return without_gil([&] { return std::make_unique<Session>(engine); });
+             })
+        .def("session_unless_full",
+             [](const std::shared_ptr<Engine>& engine) {
+                 return without_gil([&]() -> std::unique_ptr<Session> {
+                     try {
+                         return std::make_unique<Session>(engine);
+                     } catch (const Error& error) {
+                         if (error.kind() != ErrorKind::kFull) throw;
+                         return nullptr;
+                     }
+                 });
+             })
+        .def("free_sessions", &Engine::free_sessions)
+        .def("cached", [](Engine& engine) {
+            const Engine::Cached cached = without_gil([&] { return engine.cached(); });
+            return py::dict(py::arg("snapshots") = cached.snapshots, py::arg("snapshot_bytes") = cached.bytes,
+                            py::arg("kv_bytes") = cached.pages * cached.page_bytes,
+                            py::arg("page_bytes") = cached.page_bytes);
         });
 }
 
@@ -220,27 +255,101 @@ py::tuple score(Session& session, const Ids& ids, const Ids& targets, uint32_t t
                           array_of(scores.top_logprobs, {taken, columns}));
 }
 
+// Nothing when the call was over before its turn came.
+template <class Work>
+auto unless_cancelled(Work&& work) -> std::optional<std::invoke_result_t<Work>> {
+    try {
+        return without_gil(work);
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::kCancelled) throw;
+        return std::nullopt;
+    }
+}
+
+py::object restart(Session& session, const Ids& ids, const CancelFlag* flag) {
+    const auto from = span_of(ids);
+    const auto reuse = unless_cancelled([&] { return session.restart(from, flag); });
+    if (!reuse) return py::none();
+    return py::make_tuple(reuse->tokens, reuse->common, reuse->expected);
+}
+
+void bind_flag(py::module_& m) {
+    py::class_<CancelFlag, std::shared_ptr<CancelFlag>>(m, "Flag")
+        .def(py::init<>())
+        .def_property_readonly("raised", &CancelFlag::raised)
+        .def_property_readonly("expired", &CancelFlag::expired)
+        .def("set", &CancelFlag::raise)
+        .def("expire_after", &CancelFlag::expire_after, py::arg("seconds"));
+}
+
+// A session's own state: forks, snapshots, and what goes to files.
+void bind_state(py::class_<Session>& c) {
+    c.def("fork", [](Session& session) { return without_gil([&] { return session.fork(); }); })
+        .def(
+            "snapshot",
+            [](Session& session, bool pinned) { return without_gil([&] { return session.snapshot(pinned); }); },
+            py::arg("pinned"))
+        .def("rewind", [](Session& session, uint32_t position) { without_gil([&] { session.rewind(position); }); })
+        .def("checkpoints", [](Session& session) { return without_gil([&] { return session.checkpoints(); }); })
+        .def("restart", &restart, py::arg("ids"), py::arg("flag") = py::none())
+        .def("pages",
+             [](Session& session) {
+                 const Session::Pages pages = without_gil([&] { return session.pages(); });
+                 return py::make_tuple(pages.own, pages.shared);
+             })
+        .def("prompt_tokens", [](Session& session) { return without_gil([&] { return session.prompt_tokens(); }); })
+        .def("parts",
+             [](Session& session, uint32_t tokens) {
+                 py::list parts;
+                 for (const StatePart& part : without_gil([&] { return session.parts(tokens); }))
+                     parts.append(py::make_tuple(part.name, part.dtype, py::tuple(py::cast(part.shape)), part.bytes()));
+                 return parts;
+             })
+        .def("read_part",
+             [](Session& session, uint32_t part, uint64_t offset, uint64_t count) {
+                 std::vector<std::byte> bytes(count);
+                 without_gil([&] { session.read_part(part, offset, bytes); });
+                 return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+             })
+        .def("begin_load", [](Session& session, uint32_t tokens) { without_gil([&] { session.begin_load(tokens); }); })
+        .def("write_part",
+             [](Session& session, uint32_t tokens, uint32_t part, uint64_t offset, const py::bytes& bytes) {
+                 const std::string_view from = bytes;
+                 without_gil([&] {
+                     session.write_part(tokens, part, offset, std::as_bytes(std::span(from.data(), from.size())));
+                 });
+             })
+        .def("end_load", [](Session& session, const Ids& ids, uint32_t prompt_tokens) {
+            const auto from = span_of(ids);
+            without_gil([&] { session.end_load(from, prompt_tokens); });
+        });
+}
+
 void bind_session(py::module_& m) {
-    py::class_<Session>(m, "Session")
-        .def_property_readonly("position", &Session::position)
+    py::class_<Session> c(m, "Session");
+    bind_state(c);
+    c.def_property_readonly("position", &Session::position)
         .def("reset", [](Session& session) { without_gil([&] { session.reset(); }); })
         .def("close", [](Session& session) { without_gil([&] { session.close(); }); })
-        .def("prefill",
-             [](Session& session, const Ids& ids) {
-                 const auto from = span_of(ids);
-                 return without_gil([&] { return session.prefill(from); });
-             })
+        .def(
+            "prefill",
+            [](Session& session, const Ids& ids, const CancelFlag* flag) {
+                const auto from = span_of(ids);
+                return unless_cancelled([&] { return session.prefill(from, flag); }).value_or(0);
+            },
+            py::arg("ids"), py::arg("flag") = py::none())
         .def("score", &score, py::arg("ids"), py::arg("targets"), py::arg("top"))
         .def("set_sampling", &set_sampling, py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
              py::arg("min_p"), py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("repetition_penalty"),
              py::arg("seed"), py::arg("logit_bias"))
         .def(
             "step",
-            [](Session& session, uint32_t ahead) {
-                const Picked picked = without_gil([&] { return session.step(ahead); });
-                return py::make_tuple(picked.token, picked.logprob);
+            [](Session& session, uint32_t ahead, const CancelFlag* flag) -> py::object {
+                const std::optional<Picked> picked = unless_cancelled([&] { return session.step(ahead, flag); });
+                if (!picked) return py::none();
+                return py::make_tuple(picked->token, picked->logprob);
             },
-            py::arg("ahead") = 0)
+            py::arg("ahead") = 0, py::arg("flag") = py::none())
         .def("last_token", [](Session& session) { return without_gil([&] { return session.last_token(); }); })
         .def("logits",
              [](Session& session) {
@@ -262,7 +371,7 @@ void bind_session(py::module_& m) {
 }  // namespace
 }  // namespace lily
 
-PYBIND11_MODULE(_native, m) {
+PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
     m.doc() = "Native core of Lily; applications use the lily package.";
     py::register_exception_translator([](std::exception_ptr pointer) {
         try {
@@ -273,6 +382,7 @@ PYBIND11_MODULE(_native, m) {
     });
     lily::bind_config(m);
     lily::bind_plans(m);
+    lily::bind_flag(m);
     lily::bind_engine(m);
     lily::bind_session(m);
     lily::bind_kernels(m);

@@ -85,6 +85,7 @@ inline constexpr EdgeData kPlainEdge{}, kProgrammaticEdge{1, 0, 1, {}};
     F(free_host, cuMemFreeHost, (void* pointer))                                                                 \
     F(to_device, cuMemcpyHtoDAsync_v2, (DevicePointer to, const void* from, size_t n, Stream s))                 \
     F(to_host, cuMemcpyDtoHAsync_v2, (void* to, DevicePointer from, size_t n, Stream s))                         \
+    F(copy, cuMemcpyDtoDAsync_v2, (DevicePointer to, DevicePointer from, size_t bytes, Stream s))                \
     F(copy_rows, cuMemcpy2DAsync_v2, (const RowsCopy* copy, Stream s))                                           \
     F(fill, cuMemsetD8Async, (DevicePointer to, unsigned char value, size_t n, Stream s))                        \
     F(stream_create, cuStreamCreate, (Stream * stream, unsigned flags))                                          \

@@ -42,6 +42,10 @@ void Device::read(BufferId buffer, uint64_t offset, void* to, uint64_t bytes) {
     std::memcpy(to, map(buffer) + offset, bytes);
 }
 
+void Device::copy(BufferId from, uint64_t from_offset, BufferId to, uint64_t to_offset, uint64_t bytes) {
+    std::memcpy(map(to) + to_offset, map(from) + from_offset, bytes);
+}
+
 std::unique_ptr<Upload> Device::upload() {
     return std::make_unique<MappedUpload>(*this);
 }

@@ -90,6 +90,8 @@ public:
     // Copies between host and buffer, after what was submitted. The range must lie in the buffer.
     virtual void write(BufferId buffer, uint64_t offset, const void* from, uint64_t bytes);
     virtual void read(BufferId buffer, uint64_t offset, void* to, uint64_t bytes);
+    // From one place to another, after what was submitted. The ranges must lie in their buffers and be apart.
+    virtual void copy(BufferId from, uint64_t from_offset, BufferId to, uint64_t to_offset, uint64_t bytes);
     virtual std::unique_ptr<Upload> upload();
 
     // Compiles ahead, as many at a time as the machine allows; prepare() compiles what is missing. Throws kUnsupported

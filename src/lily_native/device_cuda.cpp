@@ -80,6 +80,7 @@ public:
     std::byte* map(BufferId buffer) override { return memory(buffer).host; }
     void write(BufferId buffer, uint64_t offset, const void* from, uint64_t bytes) override;
     void read(BufferId buffer, uint64_t offset, void* to, uint64_t bytes) override;
+    void copy(BufferId from, uint64_t from_offset, BufferId to, uint64_t to_offset, uint64_t bytes) override;
     std::unique_ptr<Upload> upload() override;
     void compile(std::span<const Variant> variants) override;
     std::unique_ptr<Program> prepare(const Plan& plan) override;
@@ -243,6 +244,13 @@ void CudaDevice::read(BufferId buffer, uint64_t offset, void* to, uint64_t bytes
     const Current current(*context_);
     check(cuda::driver().to_host(to, from.address + offset, bytes, stream_), "cannot read from the GPU");
     check(cuda::driver().stream_wait(stream_), "cannot read from the GPU");
+}
+
+void CudaDevice::copy(BufferId from, uint64_t from_offset, BufferId to, uint64_t to_offset, uint64_t bytes) {
+    const cuda::DevicePointer source = range(from, from_offset, bytes, "copy").address + from_offset;
+    const cuda::DevicePointer target = range(to, to_offset, bytes, "copy").address + to_offset;
+    const Current current(*context_);
+    check(cuda::driver().copy(target, source, bytes, stream_), "cannot copy on the GPU");
 }
 
 std::unique_ptr<Upload> CudaDevice::upload() {

@@ -16,6 +16,8 @@
 namespace lily {
 namespace {
 
+constexpr uint64_t kMostSnapshots = 4096;  // every prompt looks through all of them
+
 constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
 
 // Rows of the recorded prefill passes below a whole chunk.
@@ -38,6 +40,7 @@ Capacity capacity_of(const EngineOptions& options, uint32_t device_rows, TileCho
     return {.context = options.context,
             .chunk = chunk_of(options, device_rows),
             .sessions = options.sessions,
+            .pages = (options.context + PAGE - 1) / PAGE * options.sessions,
             .tiles = {tiles.rows.begin(), tiles.rows.end()},
             .floors = tiles.floors,
             .split = split};
@@ -66,13 +69,47 @@ Sizes measure(const Config& config, const Capacity& capacity, uint64_t limit) {
     return {weights.sizes(), kv.sizes(), recurrent.sizes(), logits.sizes(), scratch.sizes(), shared.sizes()};
 }
 
-MemoryPlan memory_of(const Config& config, const Capacity& capacity) {
+uint64_t page_bytes(const Config& config) {
+    uint64_t caches = 0;
+    for (uint32_t i = 0; i < config.layers; ++i) caches += config.is_attention(i) ? 2 : 0;
+    return caches * PAGE * config.kv_heads * HEAD_DIM * sizeof(bfloat);
+}
+
+// Of the memory of one snapshot.
+uint64_t carried_bytes(const Config& config) {
+    uint64_t floats = config.vocab;
+    for (uint32_t i = 0; i < config.layers; ++i)
+        if (!config.is_attention(i))
+            floats += CONV_TAIL * config.channels() + config.delta_value_heads * DELTA_DIM * DELTA_DIM;
+    return floats * sizeof(float);
+}
+
+// With a page that is copied when a session goes on from where it was made.
+uint64_t snapshot_bytes(const Config& config) {
+    return carried_bytes(config) + page_bytes(config);
+}
+
+uint32_t snapshots_in(const Config& config, uint64_t bytes) {
+    return static_cast<uint32_t>(std::min<uint64_t>(bytes / snapshot_bytes(config), kMostSnapshots));
+}
+
+// The pages of snapshots come on top, those of sessions go until everything fits, down to one session's.
+void fit_pages(Capacity& capacity, const Config& config, const MemoryPlan& plan, uint64_t limit) {
+    const uint64_t fixed = plan.total() - plan.kv, bytes = std::max<uint64_t>(page_bytes(config), 1);
+    const uint64_t room = limit > fixed ? (limit - fixed) / bytes : 0;
+    const uint64_t pages = std::min<uint64_t>(capacity.pages, std::max<uint64_t>(room, capacity.session_pages()));
+    capacity.pages = static_cast<uint32_t>(pages) + snapshots_in(config, plan.snapshots);
+}
+
+MemoryPlan memory_of(const Config& config, const Capacity& capacity, const EngineOptions& options) {
+    const bool usual = options.snapshot_bytes == kUsualSnapshots;
     const Sizes sizes = measure(config, capacity, kNoLimit);
     return {.weights = sum(sizes.weights),
-            .kv = sum(sizes.kv) / capacity.sessions,
+            .kv = capacity.session_pages() * page_bytes(config),
             .state = sum(sizes.recurrent),
             .logits = sum(sizes.logits),
-            .scratch = sum(sizes.scratch) + sum(sizes.shared)};
+            .scratch = sum(sizes.scratch) + sum(sizes.shared),
+            .snapshots = usual ? kSnapshotCount * snapshot_bytes(config) : options.snapshot_bytes};
 }
 
 // "auto" takes the processor where the GPU that this build prefers cannot be used.
@@ -148,21 +185,6 @@ std::string choose_device(const EngineOptions& options) {
                 "unknown device '" + options.device + "': expected auto, metal, cuda, cuda:NUMBER, cpu or cpu32");
 }
 
-MemoryPlan plan_memory(const Config& config, const EngineOptions& options) {
-    check_config(config);
-    return memory_of(config, capacity_before(options));
-}
-
-Pass decode_pass(const Capacity& capacity, uint32_t position) {
-    const AttentionSplit& split = capacity.split;
-    if (position < split.whole) return {.decode = true, .rows = 1, .blocks = 1, .block = split.block};
-    uint32_t tokens = 4 * split.block;
-    while (tokens <= position) tokens *= 2;
-    const uint32_t block = std::max(split.block, tokens / split.most);
-    return {
-        .decode = true, .rows = 1, .blocks = (std::min(tokens, capacity.context) + block - 1) / block, .block = block};
-}
-
 // A model whose plans can be recorded and not run. Its tiles are those of a GPU.
 static Model model_without_memory(const Config& config, const EngineOptions& options) {
     check_config(config);
@@ -175,6 +197,21 @@ static Model model_without_memory(const Config& config, const EngineOptions& opt
     model.weights = layout_weights(config, weights, targets);
     model.state = layout_state(config, model.capacity, {kv, recurrent, logits, scratch, shared});
     return model;
+}
+
+MemoryPlan plan_memory(const Config& config, const EngineOptions& options) {
+    check_config(config);
+    return memory_of(config, capacity_before(options), options);
+}
+
+Pass decode_pass(const Capacity& capacity, uint32_t position) {
+    const AttentionSplit& split = capacity.split;
+    if (position < split.whole) return {.decode = true, .rows = 1, .blocks = 1, .block = split.block};
+    uint32_t tokens = 4 * split.block;
+    while (tokens <= position) tokens *= 2;
+    const uint32_t block = std::max(split.block, tokens / split.most);
+    return {
+        .decode = true, .rows = 1, .blocks = (std::min(tokens, capacity.context) + block - 1) / block, .block = block};
 }
 
 // Plans that launch every variant any session will need, whatever their number of rows.
@@ -223,23 +260,25 @@ Engine::Engine(const Config& config, const std::vector<TensorSource>& tensors, c
     if (model_.capacity.chunk > device_->most_rows())
         throw Error(ErrorKind::kValue, "prefill_chunk must be at most " + std::to_string(device_->most_rows()) +
                                            " on " + device_name_ + ", found " + std::to_string(model_.capacity.chunk));
-    const std::vector<TensorTarget> targets = allocate();
+    const std::vector<TensorTarget> targets = allocate(options);
     compile();
     load(targets, tensors, options.threads, progress);
     device_info_ = device_->info();
     for (uint32_t i = options.sessions; i-- > 0;) free_sessions_.push_back(i);
-    for (uint32_t i = model_.capacity.pages(); i-- > 0;) free_pages_.push_back(i);
+    pages_.emplace(model_.capacity.pages);
+    snapshots_.emplace(*device_, *pages_, carried_bytes(model_.config), snapshots_in(model_.config, memory_.snapshots));
 }
 
-std::vector<TensorTarget> Engine::allocate() {
+std::vector<TensorTarget> Engine::allocate(const EngineOptions& options) {
     const uint64_t limit = device_->max_buffer_bytes();
+    memory_ = memory_of(model_.config, model_.capacity, options);
+    fit_pages(model_.capacity, model_.config, memory_, std::min(options.memory_limit, device_->memory_limit()));
+    if (memory_.total() > device_->memory_limit())
+        throw Error(ErrorKind::kOutOfMemory, device_name_ + ": " + gib(memory_.total()) +
+                                                 " are needed for weights and state, and this device works on " +
+                                                 gib(device_->memory_limit()) +
+                                                 "; lower context, max_sessions, prefill_chunk or snapshot_memory");
     const Sizes sizes = measure(model_.config, model_.capacity, limit);
-    const uint64_t needed = sum(sizes.weights) + sum(sizes.kv) + sum(sizes.recurrent) + sum(sizes.logits) +
-                            sum(sizes.scratch) + sum(sizes.shared);
-    if (needed > device_->memory_limit())
-        throw Error(ErrorKind::kOutOfMemory,
-                    device_name_ + ": " + gib(needed) + " are needed for weights and state, and this device works on " +
-                        gib(device_->memory_limit()) + "; lower context, max_sessions or prefill_chunk");
     auto buffers = [&](const char* name, const std::vector<uint64_t>& bytes, bool shared = false) {
         std::vector<BufferId> ids;
         for (uint64_t size : bytes) ids.push_back(device_->allocate(name, size, shared));
@@ -251,7 +290,6 @@ std::vector<TensorTarget> Engine::allocate() {
     std::vector<TensorTarget> targets;
     model_.weights = layout_weights(model_.config, weights, targets);
     model_.state = layout_state(model_.config, model_.capacity, {kv, recurrent, logits, scratch, shared});
-    memory_ = memory_of(model_.config, model_.capacity);
     return targets;
 }
 
@@ -299,14 +337,19 @@ void Engine::close() {
     }
     const std::lock_guard guard(mutex_);
     running_.reset();
-    device_.reset();  // waits for what is in flight
+    if (snapshots_) snapshots_->abandon();
+    device_.reset();  // waits for what is in flight, and frees its memory
     programs_.clear();
 }
 
-std::unique_lock<std::mutex> Engine::lock() {
+Engine::Guard Engine::lock(const CancelFlag* flag) {
     if (getpid() != process_)
         throw Error(ErrorKind::kLogic, "this engine belongs to the parent process; open a new one after fork()");
-    std::unique_lock guard(mutex_);
+    mutex_.lock([&] {
+        if (flag != nullptr && flag->over()) throw Error(ErrorKind::kCancelled, "the call is over");
+        if (interrupt_) interrupt_();
+    });
+    Guard guard(mutex_, std::adopt_lock);
     if (!device_) throw Error(ErrorKind::kLogic, "the engine is closed");
     return guard;
 }
@@ -393,6 +436,52 @@ Pass Engine::prefill_pass(uint32_t rows) const {
     for (uint32_t bucket : kPrefillRows)
         if (rows <= bucket && bucket < model_.capacity.chunk) return {.decode = false, .rows = bucket, .blocks = 1};
     return {.decode = false, .rows = model_.capacity.chunk, .blocks = 1};
+}
+
+uint64_t Engine::most_memory() const {
+    const uint64_t pages = model_.capacity.pages - snapshots_in(model_.config, memory_.snapshots);
+    return memory_.total() - memory_.kv + pages * page_bytes(model_.config);
+}
+
+Engine::Cached Engine::cached() const {
+    return {snapshots_->count(), snapshots_->bytes(), model_.capacity.pages - pages_->free(),
+            page_bytes(model_.config)};
+}
+
+size_t Engine::free_sessions() {
+    const std::lock_guard pools(pools_);
+    return free_sessions_.size();
+}
+
+void Engine::make_room() {
+    if (snapshots_->evict()) return;
+    throw Error(ErrorKind::kOutOfMemory, "all " + std::to_string(model_.capacity.pages) +
+                                             " pages of the cache are in use: close sessions, or open the engine with "
+                                             "a larger memory_limit or max_sessions");
+}
+
+void Engine::copy_page(uint32_t from, uint32_t to) {
+    for (const StatePart& part : cache_parts(model_.config, model_.state, 0)) {
+        const uint64_t bytes = PAGE * part.row_bytes;
+        device_->copy(part.slot.buffer, part.slot.offset + from * bytes, part.slot.buffer,
+                      part.slot.offset + to * bytes, bytes);
+    }
+}
+
+void Engine::save_state(uint32_t session, uint32_t generation, const Snapshot& to) {
+    uint64_t at = 0;
+    for (const StatePart& part : carried_parts(model_.config, model_.state, session, generation)) {
+        device_->copy(part.slot.buffer, part.slot.offset, to.memory, at, part.slot.bytes);
+        at += part.slot.bytes;
+    }
+}
+
+void Engine::load_state(const Snapshot& from, uint32_t session, uint32_t generation) {
+    uint64_t at = 0;
+    for (const StatePart& part : carried_parts(model_.config, model_.state, session, generation)) {
+        device_->copy(from.memory, at, part.slot.buffer, part.slot.offset, part.slot.bytes);
+        at += part.slot.bytes;
+    }
 }
 
 }  // namespace lily

@@ -9,15 +9,19 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "cancel.h"
 #include "device.h"
+#include "fair_mutex.h"
 #include "model.h"
 #include "ring.h"
+#include "snapshots.h"
 
 namespace lily {
 
@@ -30,6 +34,10 @@ struct TensorSource {
     uint64_t bytes;
 };
 
+// As many bytes as kSnapshotCount snapshots take.
+inline constexpr uint64_t kUsualSnapshots = UINT64_MAX;
+inline constexpr uint64_t kSnapshotCount = 16;
+
 struct EngineOptions {
     std::string device = "auto";
     uint32_t context = 0;
@@ -38,18 +46,21 @@ struct EngineOptions {
     uint32_t threads = 0;  // 0: one per physical core
     uint32_t shuffle = 0;  // of a CPU device, for tests
     uint32_t tile = 0;     // rows of every matrix tile; 0: what suits the device
+    uint64_t snapshot_bytes = kUsualSnapshots;
+    uint64_t memory_limit = UINT64_MAX;  // pages of the cache beyond one session's exist as far as it allows
 };
 
 // Bytes that an engine takes. kv is what one session needs at full context; pages are committed as they are used, on
-// Metal when the pool is made.
+// GPUs when the pool is made. snapshots are taken as they are made.
 struct MemoryPlan {
     uint64_t weights = 0;
     uint64_t kv = 0;
     uint64_t state = 0;
     uint64_t logits = 0;
     uint64_t scratch = 0;
+    uint64_t snapshots = 0;
 
-    uint64_t total() const { return weights + kv + state + logits + scratch; }
+    uint64_t total() const { return weights + kv + state + logits + scratch + snapshots; }
 };
 
 MemoryPlan plan_memory(const Config& config, const EngineOptions& options);
@@ -110,6 +121,21 @@ public:
     const MemoryPlan& memory() const { return memory_; }
     const std::string& device_name() const { return device_name_; }
     const std::vector<std::pair<std::string, std::string>>& device_info() const { return device_info_; }
+    // Most bytes that this engine takes when all its pages and snapshots are in use.
+    uint64_t most_memory() const;
+
+    // Called a few times a second by threads that wait for the engine; what it throws ends their waiting.
+    void set_interrupt(std::function<void()> interrupt) { interrupt_ = std::move(interrupt); }
+
+    struct Cached {
+        uint64_t snapshots;  // their number
+        uint64_t bytes;      // of their memory
+        uint64_t pages;      // of the cache, in use
+        uint64_t page_bytes;
+    };
+    // Does not wait for the engine.
+    Cached cached() const;
+    size_t free_sessions();
 
 private:
     friend class Session;
@@ -118,11 +144,13 @@ private:
     // What a plan is recorded for: rows, blocks and the like. Numbers, because every step looks two plans up.
     using PlanKey = std::tuple<Recorded, uint32_t, uint32_t>;
 
-    // Waits for the engine; throws kLogic when it is closed or belongs to the parent process.
-    std::unique_lock<std::mutex> lock();
+    using Guard = std::unique_lock<FairMutex>;
+    // Waits for the engine, behind those who came before; throws kLogic when it is closed or belongs to the parent
+    // process, kCancelled when the flag says so meanwhile.
+    Guard lock(const CancelFlag* flag = nullptr);
 
     // Takes all memory; returns where the checkpoint's tensors go.
-    std::vector<TensorTarget> allocate();
+    std::vector<TensorTarget> allocate(const EngineOptions& options);
     // Compiles what any session will need.
     void compile();
     void load(const std::vector<TensorTarget>& targets, const std::vector<TensorSource>& tensors, uint32_t threads,
@@ -132,6 +160,13 @@ private:
     const Program& score(uint32_t rows, uint32_t top);
     const Program& tail(Tail kind);
     const Program& top(uint32_t count);
+    // Gives up a snapshot, so that pages may become free; kOutOfMemory when there is none.
+    void make_room();
+    void copy_page(uint32_t from, uint32_t to);
+    // Between what a session carries and the memory of a snapshot.
+    void save_state(uint32_t session, uint32_t generation, const Snapshot& to);
+    void load_state(const Snapshot& from, uint32_t session, uint32_t generation);
+
     // Finds the plan that `record` makes, which is made ready at its first use.
     template <class Record>
     const Program& prepared(const PlanKey& key, const Record& record);
@@ -151,7 +186,8 @@ private:
     template <class T>
     void read(Slot<T> slot, std::span<T> values);
 
-    std::mutex mutex_;
+    FairMutex mutex_;
+    std::function<void()> interrupt_;
     pid_t process_;
     std::unique_ptr<Device> device_;
     Model model_;
@@ -160,9 +196,10 @@ private:
     std::vector<std::pair<std::string, std::string>> device_info_;
     std::map<PlanKey, std::unique_ptr<Program>> programs_;
     std::shared_ptr<StepQueue> running_;  // the queue whose steps are in flight, if any are
-    std::mutex pools_;  // of the two lists; held for moments only, so that a session can be dropped while others work
+    std::mutex pools_;  // of the list; held for moments only, so that a session can be dropped while others work
     std::vector<uint32_t> free_sessions_;
-    std::vector<uint32_t> free_pages_;
+    std::optional<PagePool> pages_;
+    std::optional<SnapshotStore> snapshots_;
 };
 
 template <class T>

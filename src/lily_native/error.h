@@ -14,6 +14,8 @@ enum class ErrorKind {
     kContextFull,  // ContextFullError
     kUnsupported,  // UnsupportedError
     kValue,        // ValueError: a bad argument of the caller
+    kFull,         // LilyError: all sessions are in use
+    kCancelled,    // no exception: the caller has said that the call is over
 };
 
 // Header-only, so that the runtime error base (whose copies cannot throw) is shared by every object.

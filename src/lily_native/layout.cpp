@@ -1,6 +1,8 @@
 // Where weights and state lie in device memory, and which checkpoint tensor fills which slice.
 #include <algorithm>
 #include <cmath>
+#include <string_view>
+#include <utility>
 
 #include "model.h"
 
@@ -272,6 +274,43 @@ void layout_activations(State& s, const Config& c, const Capacity& cap, Carver& 
 
 }  // namespace
 
+uint64_t StatePart::bytes() const {
+    uint64_t elements = 1;
+    for (uint64_t size : shape) elements *= size;
+    return elements * (std::string_view(dtype) == "F32" ? sizeof(float) : sizeof(bfloat));
+}
+
+std::vector<StatePart> carried_parts(const Config& c, const State& state, uint32_t session, uint32_t generation) {
+    const uint64_t row = uint64_t{session} * GENERATIONS + generation;
+    std::vector<StatePart> parts;
+    auto add = [&](const std::string& name, const Slot<float>& pool, std::vector<uint64_t> shape) {
+        uint64_t count = 1;
+        for (uint64_t size : shape) count *= size;
+        parts.push_back({name, "F32", std::move(shape), slot_ref(pool.slice(row * count, count))});
+    };
+    for (uint32_t i = 0; i < c.layers; ++i) {
+        if (c.is_attention(i)) continue;
+        const std::string name = "layers." + std::to_string(i) + ".";
+        add(name + "conv", state.layers[i].conv, {CONV_TAIL, c.channels()});
+        add(name + "delta", state.layers[i].delta, {c.delta_value_heads, DELTA_DIM, DELTA_DIM});
+    }
+    add("logits", state.logits, {c.vocab});
+    return parts;
+}
+
+std::vector<StatePart> cache_parts(const Config& c, const State& state, uint64_t tokens) {
+    std::vector<StatePart> parts;
+    const uint64_t row_bytes = uint64_t{c.kv_heads} * HEAD_DIM * sizeof(bfloat);
+    for (uint32_t i = 0; i < c.layers; ++i) {
+        if (!c.is_attention(i)) continue;
+        const std::string name = "layers." + std::to_string(i) + ".";
+        const std::vector<uint64_t> shape{tokens, c.kv_heads, HEAD_DIM};
+        parts.push_back({name + "k", "BF16", shape, slot_ref(state.layers[i].k_cache), row_bytes});
+        parts.push_back({name + "v", "BF16", shape, slot_ref(state.layers[i].v_cache), row_bytes});
+    }
+    return parts;
+}
+
 State layout_state(const Config& c, const Capacity& cap, const StateCarvers& carvers) {
     State s;
     const uint64_t sessions = cap.sessions;
@@ -287,8 +326,8 @@ State layout_state(const Config& c, const Capacity& cap, const StateCarvers& car
     for (uint32_t i = 0; i < c.layers; ++i) {
         LayerState layer;
         if (c.is_attention(i)) {
-            layer.k_cache = carvers.kv.take<bfloat>(cap.pages() * page_elements);
-            layer.v_cache = carvers.kv.take<bfloat>(cap.pages() * page_elements);
+            layer.k_cache = carvers.kv.take<bfloat>(cap.pages * page_elements);
+            layer.v_cache = carvers.kv.take<bfloat>(cap.pages * page_elements);
         } else {
             layer.conv = carvers.recurrent.take<float>(sessions * GENERATIONS * CONV_TAIL * c.channels());
             layer.delta =

@@ -102,7 +102,7 @@ void encode_attention_rows(Recorder& run, const Model& m, const Pass& pass, uint
     const AttentionWeights& w = m.weights.layers[layer].attention;
     const LayerState& carried = s.layers[layer];
     const uint32_t rows = pass.rows, width = w.in.n, sessions = m.capacity.sessions;
-    const uint32_t pages = m.capacity.pages(), session_pages = m.capacity.session_pages();
+    const uint32_t pages = m.capacity.pages, session_pages = m.capacity.session_pages();
     run(k::rope_write{.proj = s.proj, .q_norm = w.q_norm, .k_norm = w.k_norm, .inv_freq = m.weights.inv_freq,
                       .page_table = s.page_table, .step = s.step, .q = s.q, .k_cache = carried.k_cache,
                       .v_cache = carried.v_cache,
@@ -122,7 +122,7 @@ void encode_attention_row(Recorder& run, const Model& m, const Pass& pass, uint3
     const AttentionWeights& w = m.weights.layers[layer].attention;
     const LayerState& carried = s.layers[layer];
     const k::attention_args args{.sessions = m.capacity.sessions, .kv_heads = c.kv_heads, .proj_dim = w.in.n,
-                                 .pages = m.capacity.pages(), .session_pages = m.capacity.session_pages(),
+                                 .pages = m.capacity.pages, .session_pages = m.capacity.session_pages(),
                                  .blocks = pass.blocks, .block = pass.block, .eps = c.rms_eps};
     if (pass.blocks == 1) {
         run(k::attention_decode{.proj = s.proj, .q_norm = w.q_norm, .k_norm = w.k_norm,

@@ -46,12 +46,12 @@ struct Capacity {
     uint32_t context = 0;  // tokens of a session
     uint32_t chunk = 0;    // rows of the largest prefill step
     uint32_t sessions = 0;
+    uint32_t pages = 0;           // of the cache, for all sessions
     std::vector<uint32_t> tiles;  // of TileChoice
     uint32_t floors = 1;          // of TileChoice
     AttentionSplit split;
 
     uint32_t session_pages() const { return (context + PAGE - 1) / PAGE; }
-    uint32_t pages() const { return session_pages() * sessions; }
     uint32_t attention_blocks() const { return std::min((context + split.block - 1) / split.block, split.most); }
     // Height of the tiles in which `rows` rows are multiplied by one matrix.
     uint32_t tile(uint32_t rows) const;
@@ -220,6 +220,22 @@ struct StateCarvers {
 };
 
 State layout_state(const Config& config, const Capacity& capacity, const StateCarvers& carvers);
+
+// A part of what a session carries from token to token; row-major, the last axis fastest.
+struct StatePart {
+    std::string name;
+    const char* dtype;  // safetensors name
+    std::vector<uint64_t> shape;
+    SlotRef slot;            // of a cache: the pool of all pages
+    uint64_t row_bytes = 0;  // of a token in a cache's page; 0: no cache
+
+    uint64_t bytes() const;
+};
+
+// Recurrent state and logits of a session in one generation, in a fixed order.
+std::vector<StatePart> carried_parts(const Config& config, const State& state, uint32_t session, uint32_t generation);
+// The caches of `tokens` tokens, in a fixed order.
+std::vector<StatePart> cache_parts(const Config& config, const State& state, uint64_t tokens);
 
 // The recorded passes. A pass is decode (one row, matrix-vector products) or prefill (up to `rows` rows, tiles).
 struct Pass {

@@ -38,22 +38,29 @@ Sampling greedy() {
 
 }  // namespace
 
-Session::Session(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), sampling_(greedy()) {
+Session::Session(std::shared_ptr<Engine> engine, Unplaced) : engine_(std::move(engine)), sampling_(greedy()) {
     // All that a full context needs, so that no step allocates; the system commits it as it is used.
     tokens_.reserve(engine_->capacity().context);
     pages_.reserve(engine_->capacity().session_pages());
+}
+
+Session::Session(std::shared_ptr<Engine> engine) : Session(std::move(engine), Unplaced()) {
     const auto guard = engine_->lock();
+    take_place();
+    write_sampling();
+}
+
+void Session::take_place() {
     engine_->settle();  // a step in flight may be that of the session that had this place before
     {
         const std::lock_guard pools(engine_->pools_);
         if (engine_->free_sessions_.empty())
-            throw Error(ErrorKind::kLogic, "all " + std::to_string(engine_->capacity().sessions) +
-                                               " sessions are in use; close one or open the engine with a larger "
-                                               "max_sessions");
+            throw Error(ErrorKind::kFull, "all " + std::to_string(engine_->capacity().sessions) +
+                                              " sessions are in use; close one or open the engine with a larger "
+                                              "max_sessions");
         index_ = engine_->free_sessions_.back();
         engine_->free_sessions_.pop_back();
     }
-    engine_->write<SampleParams>(engine_->model_.state.params.slice(*index_, 1), {&sampling_.params, 1});
 }
 
 // Nobody else has the session any more, so this need not wait until the engine is idle.
@@ -64,27 +71,28 @@ Session::~Session() {
 void Session::close() {
     // In a forked child the mutex may be held for ever by a thread that does not exist there.
     if (getpid() != engine_->process_) return;
-    const std::lock_guard guard(engine_->mutex_);
+    const Engine::Guard guard(engine_->mutex_);
     give_back();
 }
 
 void Session::give_back() {
     if (!index_ || getpid() != engine_->process_) return;
     release_pages();
+    pins_.clear();
     const std::lock_guard pools(engine_->pools_);
     engine_->free_sessions_.push_back(*index_);
     index_.reset();
 }
 
-std::unique_lock<std::mutex> Session::lock_running() {
-    auto guard = engine_->lock();
+Engine::Guard Session::lock_running(const CancelFlag* flag) {
+    auto guard = engine_->lock(flag);
     if (!index_) throw Error(ErrorKind::kLogic, "the session is closed");
     if (engine_->running_ != queue_) engine_->settle();
     return guard;
 }
 
-std::unique_lock<std::mutex> Session::lock() {
-    auto guard = lock_running();
+Engine::Guard Session::lock(const CancelFlag* flag) {
+    auto guard = lock_running(flag);
     engine_->settle();
     return guard;
 }
@@ -97,8 +105,13 @@ void Session::give_up_steps() {
 
 void Session::reset() {
     const auto guard = lock();
+    forget();
+}
+
+void Session::forget() {
     give_up_steps();
     release_pages();
+    pins_.clear();
     tokens_.clear();
     position_ = 0;
     prompt_tokens_ = 0;
@@ -136,27 +149,39 @@ uint32_t Session::chunk_of(size_t tokens) const {
     return static_cast<uint32_t>(end - tokens_.size());
 }
 
+// Has pages of the session's own where the next tokens go.
 void Session::take_pages(uint32_t tokens) {
     const size_t wanted = (tokens_.size() + tokens + PAGE - 1) / PAGE;
-    const Capacity& capacity = engine_->capacity();
-    const Slot<uint32_t> table =
-        engine_->model_.state.page_table.slice(uint64_t{*index_} * capacity.session_pages(), capacity.session_pages());
-    const std::lock_guard pools(engine_->pools_);
-    while (pages_.size() < wanted) {
-        if (engine_->free_pages_.empty()) throw Error(ErrorKind::kOutOfMemory, "the pool of cache pages is empty");
-        const uint32_t page = engine_->free_pages_.back();
-        engine_->write<uint32_t>(table.slice(pages_.size(), 1), {&page, 1});
-        pages_.push_back(page);
-        engine_->free_pages_.pop_back();
+    for (size_t i = tokens_.size() / PAGE; i < wanted; ++i)
+        if (i == pages_.size() || engine_->pages_->shared(pages_[i])) take_page(i);
+}
+
+// A page at the end, or instead of one that others hold too.
+void Session::take_page(size_t place) {
+    const bool added = place == pages_.size();
+    std::optional<uint32_t> taken;
+    while (!(taken = engine_->pages_->take())) {
+        engine_->make_room();
+        if (!added && !engine_->pages_->shared(pages_[place])) return;  // it was a snapshot that had it too
     }
+    const uint32_t page = *taken;
+    try {
+        if (!added) engine_->copy_page(pages_[place], page);
+        const uint32_t session_pages = engine_->capacity().session_pages();
+        engine_->write<uint32_t>(engine_->model_.state.page_table.slice(uint64_t{*index_} * session_pages + place, 1),
+                                 {&page, 1});
+    } catch (...) {
+        engine_->pages_->drop({&page, 1});
+        throw;
+    }
+    if (added) return pages_.push_back(page);
+    engine_->pages_->drop({&pages_[place], 1});
+    pages_[place] = page;
 }
 
 void Session::release_pages() {
-    const std::lock_guard pools(engine_->pools_);
-    while (!pages_.empty()) {
-        engine_->free_pages_.push_back(pages_.back());
-        pages_.pop_back();
-    }
+    engine_->pages_->drop(pages_);
+    pages_.clear();
 }
 
 void Session::write_step(uint32_t position, uint32_t rows, uint32_t generation, uint32_t last_token) {
@@ -193,8 +218,8 @@ void Session::end_feed(std::span<const int32_t> ids) {
     counts_valid_ = false;
 }
 
-uint32_t Session::prefill(std::span<const int32_t> given) {
-    const auto guard = lock();
+uint32_t Session::prefill(std::span<const int32_t> given, const CancelFlag* flag) {
+    const auto guard = lock(flag);
     check_room(given.size());
     const uint32_t taken = chunk_of(given.size());
     const std::vector<int32_t> owned(given.begin(), given.begin() + taken);  // the caller's may change meanwhile
@@ -273,17 +298,21 @@ void Session::set_sampling(const Sampling& sampling) {
     const auto guard = lock();
     if (sampling.bias.size() > MAX_BIAS)
         throw Error(ErrorKind::kValue, "at most " + std::to_string(MAX_BIAS) + " logit biases");
+    give_up_steps();
+    sampling_ = sampling;
+    sampling_.params.bias_count = static_cast<uint32_t>(sampling.bias.size());
+    counts_valid_ = false;
+    write_sampling();
+}
+
+void Session::write_sampling() {
     const State& s = engine_->model_.state;
     std::vector<uint32_t> ids;
     std::vector<float> values;
-    for (const auto& [id, value] : sampling.bias) {
+    for (const auto& [id, value] : sampling_.bias) {
         ids.push_back(id);
         values.push_back(value);
     }
-    give_up_steps();
-    sampling_ = sampling;
-    sampling_.params.bias_count = static_cast<uint32_t>(ids.size());
-    counts_valid_ = false;
     engine_->write<SampleParams>(s.params.slice(*index_, 1), {&sampling_.params, 1});
     engine_->write<uint32_t>(s.bias_ids.slice(uint64_t{*index_} * MAX_BIAS, MAX_BIAS), ids);
     engine_->write<float>(s.bias_values.slice(uint64_t{*index_} * MAX_BIAS, MAX_BIAS), values);
@@ -323,8 +352,8 @@ void Session::start_step() {
     engine_->start_step(queue_, tail, body, (ticket_ + queued) % TOKEN_RING);
 }
 
-Picked Session::step(uint32_t ahead) {
-    const auto guard = lock_running();
+Picked Session::step(uint32_t ahead, const CancelFlag* flag) {
+    const auto guard = lock_running(flag);
     check_logits();
     check_room(1);
     if (queue_->failure) std::rethrow_exception(std::exchange(queue_->failure, nullptr));

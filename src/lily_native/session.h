@@ -41,8 +41,42 @@ public:
     // Gives the session's place back; everything but close() throws from then on.
     void close();
 
+    // A session of its own that goes on from here: full pages are shared, the rest is copied.
+    std::unique_ptr<Session> fork();
+    // Keeps this position in the engine's snapshots; `pinned` until the session forgets it, else as long as there is
+    // room. False if there is none; kOutOfMemory when it was to be pinned.
+    bool snapshot(bool pinned);
+    // Goes back to a position of which there is a snapshot, or to 0; kValue for others.
+    void rewind(uint32_t position);
+    // Those positions, ascending.
+    std::vector<uint32_t> checkpoints();
+
+    // How much of a prompt a session need not read.
+    struct Reuse {
+        uint32_t tokens;   // those the session holds now
+        uint32_t common;   // those that the prompt has in common with what was read before, at best
+        int64_t expected;  // the token that followed there; -1 if none did
+    };
+    // Makes the session hold the longest beginning of `ids` whose state is there, and nothing else. What it held
+    // becomes a snapshot, if there is room.
+    Reuse restart(std::span<const int32_t> ids, const CancelFlag* flag);
+
+    struct Pages {
+        uint32_t own, shared;
+    };
+    Pages pages();
+
+    // All there is to a session, for files: its tokens, and parts that are read and written a piece at a time.
+    uint32_t prompt_tokens();
+    std::vector<StatePart> parts(uint32_t tokens);
+    void read_part(uint32_t part, uint64_t offset, std::span<std::byte> to);
+    // begin_load() forgets everything and makes room; the session is empty until end_load() gives it its tokens.
+    void begin_load(uint32_t tokens);
+    void write_part(uint32_t tokens, uint32_t part, uint64_t offset, std::span<const std::byte> from);
+    void end_load(std::span<const int32_t> tokens, uint32_t prompt_tokens);
+
     // Feeds a bounded chunk of ids and returns how many; the logits are then those of the last one.
-    uint32_t prefill(std::span<const int32_t> ids);
+    uint32_t prefill(std::span<const int32_t> ids, const CancelFlag* flag = nullptr);
     // As prefill, with log probabilities: targets[i] is the token expected after ids[i].
     Scores score(std::span<const int32_t> ids, std::span<const int32_t> targets, uint32_t top);
 
@@ -53,7 +87,7 @@ public:
     void set_sampling(const Sampling& sampling);
     // Picks a token from the logits and feeds it. The device may go on with as many as `ahead` further ones while the
     // caller looks at this one; they are given up if the caller does something else.
-    Picked step(uint32_t ahead);
+    Picked step(uint32_t ahead, const CancelFlag* flag = nullptr);
 
     // The newest token fed; kLogic before any.
     uint32_t last_token();
@@ -64,13 +98,26 @@ public:
 
 private:
     // The engine's lock. lock() ends every queue of steps, lock_running() all but the session's own.
-    std::unique_lock<std::mutex> lock();
-    std::unique_lock<std::mutex> lock_running();
+    struct Unplaced {};  // a session without a place yet
+    Session(std::shared_ptr<Engine> engine, Unplaced);
+    void take_place();
+    Engine::Guard lock(const CancelFlag* flag = nullptr);
+    Engine::Guard lock_running(const CancelFlag* flag = nullptr);
     void check_ids(std::span<const int32_t> ids) const;
     void check_room(size_t tokens) const;
     uint32_t chunk_of(size_t tokens) const;
     void take_pages(uint32_t tokens);
+    void take_page(size_t place);
     void release_pages();
+    void write_table(size_t first);
+    void forget();
+    void keep_pins();
+    std::shared_ptr<Snapshot> save();
+    void load(const Snapshot& from);
+    std::vector<StatePart> all_parts(uint64_t tokens) const;
+    template <class Move>
+    void move_part(const StatePart& part, uint64_t offset, uint64_t bytes, const Move& move);
+    void write_sampling();
     void give_back();
     void write_step(uint32_t position, uint32_t rows, uint32_t generation, uint32_t last_token);
     void feed(std::span<const int32_t> ids, const Program& program);
@@ -96,6 +143,7 @@ private:
     bool counts_valid_ = false;
     uint32_t ticket_ = 0;
     Sampling sampling_;
+    std::vector<std::shared_ptr<const Snapshot>> pins_;
     std::shared_ptr<StepQueue> queue_ = std::make_shared<StepQueue>();
 };
 

@@ -1,0 +1,249 @@
+// What a session does with its own state: forks, snapshots, going back, and the way into files.
+#include <algorithm>
+#include <utility>
+
+#include "session.h"
+
+namespace lily {
+
+std::unique_ptr<Session> Session::fork() {
+    std::unique_ptr<Session> child(new Session(engine_, Unplaced()));
+    const auto guard = lock();
+    child->take_place();
+    child->sampling_ = sampling_;
+    child->write_sampling();
+    if (tokens_.empty()) return child;
+    const size_t held = (tokens_.size() + PAGE - 1) / PAGE;
+    child->pages_.assign(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(held));
+    engine_->pages_->hold(child->pages_);
+    child->write_table(0);
+    const auto from = carried_parts(engine_->config(), engine_->model_.state, *index_, generation_);
+    const auto to = carried_parts(engine_->config(), engine_->model_.state, *child->index_, 0);
+    for (size_t i = 0; i < from.size(); ++i)
+        engine_->device_->copy(from[i].slot.buffer, from[i].slot.offset, to[i].slot.buffer, to[i].slot.offset,
+                               from[i].slot.bytes);
+    child->pins_ = pins_;
+    child->tokens_.assign(tokens_.begin(), tokens_.end());
+    child->position_ = static_cast<uint32_t>(tokens_.size());
+    child->prompt_tokens_ = prompt_tokens_;
+    child->last_rows_ = 1;
+    return child;
+}
+
+void Session::write_table(size_t first) {
+    const uint32_t session_pages = engine_->capacity().session_pages();
+    const std::span<const uint32_t> entries = std::span<const uint32_t>(pages_).subspan(first);
+    engine_->write<uint32_t>(
+        engine_->model_.state.page_table.slice(uint64_t{*index_} * session_pages + first, entries.size()), entries);
+}
+
+// The snapshot of the present position, made if need be; nullptr when there is no room.
+std::shared_ptr<Snapshot> Session::save() {
+    SnapshotStore& store = *engine_->snapshots_;
+    std::shared_ptr<Snapshot> found = store.find(tokens_);
+    if (found) return found;
+    const size_t held = (tokens_.size() + PAGE - 1) / PAGE;
+    found = store.add(tokens_, prompt_tokens_, std::span<const uint32_t>(pages_).first(held));
+    if (!found) return nullptr;
+    try {
+        engine_->save_state(*index_, generation_, *found);
+    } catch (...) {
+        store.remove(found);
+        throw;
+    }
+    return found;
+}
+
+bool Session::snapshot(bool pinned) {
+    const auto guard = lock();
+    if (tokens_.empty()) return true;
+    if (!pinned) {
+        try {
+            return save() != nullptr;
+        } catch (const Error& error) {
+            if (error.kind() == ErrorKind::kOutOfMemory) return false;  // a snapshot more is a luxury
+            throw;
+        }
+    }
+    const std::shared_ptr<Snapshot> made = save();
+    if (!made)
+        throw Error(ErrorKind::kOutOfMemory, "snapshot_memory has room for " +
+                                                 std::to_string(engine_->snapshots_->most()) +
+                                                 " snapshots, which all are in use");
+    if (std::find(pins_.begin(), pins_.end(), made) == pins_.end()) pins_.push_back(made);
+    return true;
+}
+
+std::vector<uint32_t> Session::checkpoints() {
+    const auto guard = lock_running();
+    std::vector<uint32_t> found{0};
+    for (const auto& snapshot : engine_->snapshots_->all()) {
+        const auto& tokens = snapshot->tokens;
+        if (tokens.size() <= tokens_.size() && std::equal(tokens.begin(), tokens.end(), tokens_.begin()))
+            found.push_back(static_cast<uint32_t>(tokens.size()));
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+}
+
+void Session::rewind(uint32_t position) {
+    const auto guard = lock();
+    if (position == tokens_.size()) return give_up_steps();
+    if (position == 0) return forget();
+    std::shared_ptr<Snapshot> found;
+    if (position < tokens_.size())
+        found = engine_->snapshots_->find(std::span<const uint32_t>(tokens_).first(position));
+    if (!found)
+        throw Error(ErrorKind::kValue, "position " + std::to_string(position) +
+                                           " is not one of the session's checkpoints: snapshot() makes one");
+    load(*found);
+    keep_pins();
+}
+
+// Lets go of pinned snapshots that the session's tokens have left behind.
+void Session::keep_pins() {
+    std::erase_if(pins_, [&](const auto& pin) {
+        const auto& tokens = pin->tokens;
+        return tokens.size() > tokens_.size() || !std::equal(tokens.begin(), tokens.end(), tokens_.begin());
+    });
+}
+
+// A session that cannot be brought to a snapshot is empty afterwards.
+void Session::load(const Snapshot& from) {
+    give_up_steps();
+    engine_->pages_->hold(from.pages);
+    release_pages();
+    pages_.assign(from.pages.begin(), from.pages.end());
+    try {
+        write_table(0);
+        engine_->load_state(from, *index_, 0);
+        tokens_.assign(from.tokens.begin(), from.tokens.end());
+    } catch (...) {
+        forget();
+        throw;
+    }
+    position_ = static_cast<uint32_t>(tokens_.size());
+    prompt_tokens_ = from.prompt_tokens;
+    last_rows_ = 1;
+    generation_ = 0;
+    counts_valid_ = false;
+}
+
+namespace {
+
+constexpr size_t kLeastKept = 32;  // tokens that are quicker to read again than a snapshot is worth
+
+}  // namespace
+
+Session::Reuse Session::restart(std::span<const int32_t> given, const CancelFlag* flag) {
+    const auto guard = lock(flag);
+    const std::vector<int32_t> owned(given.begin(), given.end());  // the caller's may change meanwhile
+    const std::span<const int32_t> ids(owned);
+    check_ids(ids);
+    SnapshotStore& store = *engine_->snapshots_;
+    Reuse reuse{0, 0, -1};
+    auto compare = [&](const std::vector<uint32_t>& tokens) {
+        const size_t common = common_prefix(tokens, ids);
+        const bool longer = common < tokens.size();
+        if (common < reuse.common || (common == reuse.common && (!longer || reuse.expected >= 0))) return;
+        reuse.common = static_cast<uint32_t>(common);
+        reuse.expected = longer ? int64_t{tokens[common]} : -1;
+    };
+    compare(tokens_);
+    for (const auto& snapshot : store.all()) compare(snapshot->tokens);
+    const bool goes_on = common_prefix(tokens_, ids) == tokens_.size();
+    std::shared_ptr<Snapshot> best = store.longest(ids);
+    if (best && goes_on && best->tokens.size() <= tokens_.size()) best = nullptr;
+    if (!goes_on || best) {
+        // Held by `best`, what is about to be used is not what makes room.
+        try {
+            if (tokens_.size() >= kLeastKept) static_cast<void>(save());
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::kOutOfMemory) throw;
+        }
+        if (best)
+            load(*best);
+        else
+            forget();
+        keep_pins();
+    }
+    give_up_steps();
+    prompt_tokens_ = tokens_.size();
+    counts_valid_ = false;
+    reuse.tokens = static_cast<uint32_t>(tokens_.size());
+    return reuse;
+}
+
+Session::Pages Session::pages() {
+    const auto guard = lock_running();
+    const uint32_t shared = engine_->pages_->count_shared(pages_);
+    return {static_cast<uint32_t>(pages_.size()) - shared, shared};
+}
+
+uint32_t Session::prompt_tokens() {
+    const auto guard = lock_running();
+    return static_cast<uint32_t>(prompt_tokens_);
+}
+
+std::vector<StatePart> Session::parts(uint32_t tokens) {
+    const auto guard = lock_running();
+    return all_parts(tokens);
+}
+
+std::vector<StatePart> Session::all_parts(uint64_t tokens) const {
+    std::vector<StatePart> parts = cache_parts(engine_->config(), engine_->model_.state, tokens);
+    for (StatePart& part : carried_parts(engine_->config(), engine_->model_.state, *index_, generation_))
+        parts.push_back(std::move(part));
+    return parts;
+}
+
+// move(place in the buffer, place in the piece, bytes), for each stretch that is in one piece on the device.
+template <class Move>
+void Session::move_part(const StatePart& part, uint64_t offset, uint64_t bytes, const Move& move) {
+    if (offset > part.bytes() || bytes > part.bytes() - offset)
+        throw Error(ErrorKind::kValue, part.name + ": outside of the part");
+    if (part.row_bytes == 0) return move(part.slot.offset + offset, 0, bytes);
+    const uint64_t page_bytes = PAGE * part.row_bytes;
+    for (uint64_t done = 0; done < bytes;) {
+        const uint64_t in_page = (offset + done) % page_bytes, length = std::min(bytes - done, page_bytes - in_page);
+        const uint64_t page = pages_.at((offset + done) / page_bytes);
+        move(part.slot.offset + page * page_bytes + in_page, done, length);
+        done += length;
+    }
+}
+
+void Session::read_part(uint32_t index, uint64_t offset, std::span<std::byte> to) {
+    const auto guard = lock();
+    const StatePart part = all_parts(tokens_.size()).at(index);
+    move_part(part, offset, to.size(), [&](uint64_t place, uint64_t at, uint64_t bytes) {
+        engine_->device_->read(part.slot.buffer, place, to.data() + at, bytes);
+    });
+}
+
+void Session::begin_load(uint32_t tokens) {
+    const auto guard = lock();
+    forget();
+    check_room(tokens);
+    take_pages(tokens);
+}
+
+void Session::write_part(uint32_t tokens, uint32_t index, uint64_t offset, std::span<const std::byte> from) {
+    const auto guard = lock();
+    const StatePart part = all_parts(tokens).at(index);
+    move_part(part, offset, from.size(), [&](uint64_t place, uint64_t at, uint64_t bytes) {
+        engine_->device_->write(part.slot.buffer, place, from.data() + at, bytes);
+    });
+}
+
+void Session::end_load(std::span<const int32_t> ids, uint32_t prompt_tokens) {
+    const auto guard = lock();
+    check_ids(ids);
+    if (!tokens_.empty() || (ids.size() + PAGE - 1) / PAGE != pages_.size() || prompt_tokens > ids.size())
+        throw Error(ErrorKind::kLogic, "this is not what begin_load() made room for");
+    tokens_.assign(ids.begin(), ids.end());
+    position_ = static_cast<uint32_t>(tokens_.size());
+    prompt_tokens_ = prompt_tokens;
+    last_rows_ = 1;
+}
+
+}  // namespace lily

@@ -1,0 +1,349 @@
+"""Many threads and asyncio on one engine: fair turns, no deadlock, no mixed answers, a loop that runs on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lily import Chunk, Engine, LilyError, Stream, TimeLimitError
+from lily.admission import Admission
+from lily.stream import new_flag
+from replies import FRANCE, STORY, ids_of
+
+PROMPTS: list[Any] = [STORY, "The moon is", FRANCE, "A dog and a cat", "In the beginning"]
+
+
+@pytest.fixture
+def small(device: str) -> Iterator[Engine]:
+    """An engine with fewer sessions than threads."""
+    with Engine("demo", device=device, prefill_chunk=64, context=512, max_sessions=3) as engine:
+        yield engine
+
+
+def in_threads(works: Sequence[Callable[[], object]], seconds: float) -> None:
+    """Run them all; an error of one, or one that does not end, fails the test."""
+    errors: list[BaseException] = []
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(end - time.monotonic(), 0.01))
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    if errors:
+        raise errors[0]
+
+
+def test_threads__random_cancels_and_equal_results(small: Engine) -> None:
+    """Eight threads with fifty requests each."""
+    wanted = [(prompt, seed) for prompt in range(len(PROMPTS)) for seed in range(3)]
+    options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 8}
+    alone = {(p, s): ids_of(list(small.generate(PROMPTS[p], seed=s, **options))) for p, s in wanted}
+
+    def work(number: int) -> Callable[[], None]:
+        def run() -> None:
+            rng = random.Random(number)
+            for _ in range(50):
+                prompt, seed = rng.choice(wanted)
+                stream = small.generate(PROMPTS[prompt], seed=seed, **options)
+                stop = rng.choice([None, None, 0, 1, 3])
+                found: list[Chunk] = []
+                for chunk in stream:
+                    found.append(chunk)
+                    if stop is not None and len(found) > stop:
+                        stream.close()
+                expected = alone[prompt, seed]
+                tokens = ids_of(found)
+                assert tokens == expected[: len(tokens)]
+                assert stop is not None or tokens == expected
+
+        return run
+
+    in_threads([work(number) for number in range(8)], 300)
+    assert small.info()["cache"]["sessions"] == 1
+
+
+def test_threads__closing_streams_of_others(small: Engine) -> None:
+    """A thread reads, another closes at any time; nothing hangs and the engine goes on."""
+    for seed in range(20):
+        streams = [small.generate(STORY, ignore_eos=True, max_tokens=300) for _ in range(4)]
+        rng = random.Random(seed)
+
+        def close(streams: list[Stream[Chunk]] = streams, rng: random.Random = rng) -> None:
+            for stream in rng.sample(streams, len(streams)):
+                time.sleep(rng.random() * 0.02)
+                stream.close()
+
+        in_threads([close, *(partial(list, stream) for stream in streams)], 60)
+    assert ids_of(list(small.generate(FRANCE, temperature=0, max_tokens=5)))
+
+
+def test_turns__are_fair(device: str) -> None:
+    """Sessions that step at the same time get about as many tokens each."""
+    with Engine("demo", device=device, context=1024, max_sessions=3) as engine:
+        counts = [0, 0, 0]
+        stop = threading.Event()
+
+        def work(number: int) -> Callable[[], None]:
+            def run() -> None:
+                with engine.session() as session:
+                    list(session.prefill(STORY))
+                    for _ in session.step(900):
+                        counts[number] += 1
+                        if stop.is_set():
+                            break
+
+            return run
+
+        timer = threading.Timer(1.5, stop.set)
+        timer.start()
+        in_threads([work(number) for number in range(3)], 60)
+        assert min(counts) > 0.5 * max(counts) > 5
+
+
+def test_queue__is_first_come_first_served() -> None:
+    admission = Admission()
+    order: list[int] = []
+    free = threading.Event()
+    busy = new_flag()
+    ready = [threading.Event() for _ in range(5)]
+
+    def request(number: int) -> None:
+        flag = new_flag()
+        ready[number].set()
+        if admission.wait(flag, lambda: free.is_set() or None):
+            order.append(number)
+
+    inside, leave = threading.Event(), threading.Event()
+
+    def holder() -> None:
+        with admission.running(busy):
+            inside.set()
+            leave.wait(20)
+
+    holding = threading.Thread(target=holder)
+    holding.start()
+    inside.wait(20)
+    threads = []
+    for number in range(5):
+        thread = threading.Thread(target=request, args=(number,))
+        thread.start()
+        threads.append(thread)
+        ready[number].wait(20)
+        time.sleep(0.02)
+    free.set()
+    leave.set()
+    for thread in [holding, *threads]:
+        thread.join(20)
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_queue__a_request_waits_for_the_others_and_can_be_cancelled(device: str) -> None:
+    with Engine("demo", device=device, context=512, max_sessions=1) as engine:
+        entered, leave = threading.Event(), threading.Event()
+        results: list[list[int]] = []
+
+        def slow() -> None:
+            for _ in engine.generate(STORY, max_tokens=3, ignore_eos=True):
+                entered.set()
+                leave.wait(20)
+
+        cancelled = engine.generate(STORY)
+        first = threading.Thread(target=slow)
+        first.start()
+        assert entered.wait(20)
+        waiting = [
+            threading.Thread(target=lambda: results.append(ids_of(list(cancelled)))),
+            threading.Thread(
+                target=lambda: results.append(ids_of(list(engine.generate(STORY, max_tokens=4))))
+            ),
+        ]
+        for thread in waiting:
+            thread.start()
+        time.sleep(0.1)
+        cancelled.close()
+        waiting[0].join(5)
+        assert results == [[]]
+        with pytest.raises(TimeLimitError, match="waited for its turn"):
+            list(engine.generate(STORY, timeout=0.1))
+        leave.set()
+        waiting[1].join(20)
+        assert len(results[1]) == 4
+        first.join(20)
+
+
+def test_queue__waiting_for_oneself_is_an_error(device: str) -> None:
+    with Engine("demo", device=device, context=512, max_sessions=1) as engine:
+        first = engine.generate(STORY, ignore_eos=True)
+        next(first)
+        with pytest.raises(LilyError, match="this thread has not read to their end"):
+            next(engine.generate(FRANCE))
+        first.close()
+        assert next(engine.generate(FRANCE)).token_ids
+    with Engine("demo", device=device, context=512, max_sessions=1) as engine:
+        session = engine.session()
+        with pytest.raises(LilyError, match="open sessions"):
+            next(engine.generate(FRANCE))
+        session.close()
+        assert next(engine.generate(FRANCE)).token_ids
+
+
+def test_call__inside_a_progress_callback(small: Engine) -> None:
+    """Calls from within a call are served, or refused with an error."""
+    inner: list[Any] = []
+
+    def progress(done: int, total: int) -> None:
+        inner.append(ids_of(list(small.generate(FRANCE, temperature=0, max_tokens=3))))
+        inner.append(small.info()["device"])
+
+    assert ids_of(list(small.generate(STORY, max_tokens=3, progress=progress)))
+    assert len(inner) >= 2
+
+
+def test_timeout__stops_and_leaves_the_session_usable(small: Engine) -> None:
+    with small.session() as session:
+        start = time.monotonic()
+        read: list[Chunk] = []
+        stream = session.generate(STORY, ignore_eos=True, timeout=0.2)
+        with pytest.raises(TimeLimitError, match="timeout"):
+            read.extend(time.sleep(0.01) or chunk for chunk in stream)  # type: ignore[func-returns-value]
+        assert 0.1 < time.monotonic() - start < 5
+        assert read
+        assert issubclass(TimeLimitError, TimeoutError)
+        assert ids_of(list(session.generate(FRANCE, temperature=0, max_tokens=5, timeout=1000)))
+    for wrong in (-1, "1", float("nan"), True):
+        with pytest.raises(ValueError, match="timeout must be"):
+            small.generate(STORY, timeout=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="on_context_full must be"):
+        small.generate(STORY, on_context_full="cut")  # type: ignore[arg-type]
+
+
+# asyncio
+
+
+def test_asyncio__streams_are_those_of_threads(small: Engine) -> None:
+    expected = ids_of(list(small.generate(FRANCE, temperature=0)))
+
+    async def one(prompt: Any, **options: Any) -> list[int]:
+        return ids_of([chunk async for chunk in small.agenerate(prompt, temperature=0, **options)])
+
+    async def several() -> list[list[int]]:
+        return await asyncio.gather(*(one(FRANCE) for _ in range(6)))
+
+    assert asyncio.run(several()) == [expected] * 6
+    with small.session() as session:
+
+        async def in_session() -> list[int]:
+            async with session.agenerate(FRANCE, temperature=0) as stream:
+                return ids_of([chunk async for chunk in stream])
+
+        assert asyncio.run(in_session()) == expected
+
+
+def test_asyncio__errors_and_ends(small: Engine) -> None:
+    async def run() -> None:
+        stream = small.agenerate(STORY, max_tokens=-1)
+        with pytest.raises(ValueError, match="max_tokens"):
+            await anext(stream)
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        with pytest.raises(TypeError, match="unexpected"):
+            await anext(small.agenerate(STORY, no_such_option=1))
+        ended = small.agenerate(STORY, max_tokens=2)
+        assert [chunk async for chunk in ended]
+        for _ in range(2):
+            with pytest.raises(StopAsyncIteration):
+                await anext(ended)
+
+    asyncio.run(run())
+
+
+def test_asyncio__cancelling_a_task_stops_the_reply(small: Engine) -> None:
+    async def read(stream: Any) -> None:
+        async for _ in stream:
+            pass
+
+    async def run() -> None:
+        for _ in range(5):
+            task = asyncio.create_task(read(small.agenerate(STORY, ignore_eos=True)))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(read(small.agenerate(STORY, ignore_eos=True)), 0.1)
+        stream = small.agenerate(STORY, ignore_eos=True)
+        await anext(stream)
+        await stream.aclose()
+        await stream.aclose()
+        del stream
+        dropped = small.agenerate(STORY, ignore_eos=True)
+        await anext(dropped)
+        del dropped
+
+    asyncio.run(run())
+    deadline = time.monotonic() + 20
+    while small.info()["cache"]["sessions"] > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert small.info()["cache"]["sessions"] == 1
+    assert ids_of(list(small.generate(FRANCE, temperature=0, max_tokens=3)))
+
+
+def lags_of(work: Callable[[], None]) -> list[float]:
+    """How much later than it should an event loop wakes up every millisecond, while a thread works."""
+
+    async def run() -> list[float]:
+        thread = threading.Thread(target=work)
+        thread.start()
+        lags = []
+        while thread.is_alive():
+            start = time.perf_counter()
+            await asyncio.sleep(0.001)
+            lags.append(time.perf_counter() - start - 0.001)
+        return lags
+
+    return asyncio.run(run())
+
+
+@pytest.mark.timing
+def test_asyncio__the_loop_stays_responsive(device: str) -> None:
+    """Beside prefill and decode it is hardly later than beside numpy products on as many threads."""
+    with Engine("demo", device=device, context=2048, max_sessions=2) as engine:
+        prompt = [(i * 31) % 4000 for i in range(1200)]
+
+        def reply() -> None:
+            async def read() -> None:
+                async for _ in engine.agenerate(prompt, max_tokens=100, ignore_eos=True):
+                    pass
+
+            engine.reset()
+            asyncio.run(read())
+
+        start = time.perf_counter()
+        reply()
+        seconds = time.perf_counter() - start
+        square = np.ones((1500, 1500), np.float32)
+
+        def load() -> None:
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                square @ square
+
+        beside = np.percentile(lags_of(load), 99)
+        found = np.percentile(lags_of(reply), 99)
+        assert found <= beside + 0.020, (found, beside)
