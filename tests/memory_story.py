@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lily import Engine, Session
+from lily import Engine, OutOfMemoryError, Session
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -143,5 +143,53 @@ def measure_growth(tokens: int) -> dict[str, Any]:
         return {"tokens": made, "growth": resident() - before}
 
 
+def locked() -> int:
+    """Bytes of this process that the system must keep in memory."""
+    with open("/proc/self/status") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmLck:"))
+
+
+def use_everything(engine: Engine) -> dict[str, Any]:
+    """Fill sessions and snapshots until the engine has nothing left."""
+    sessions = [engine.session() for _ in range(6)]
+    failures = 0
+    for number, session in enumerate(sessions):
+        try:
+            for _ in session.prefill([number + 5] * 1000):
+                pass
+            session.snapshot()
+            list(session.step(8))
+            session.fork().close()
+        except OutOfMemoryError:
+            failures += 1
+    sessions.pop(0).close()  # their pages are for snapshots now
+    sessions.pop(0).close()
+    for number in range(40):
+        list(engine.generate([number + 100] * 40, max_tokens=2))
+    found = {"failures": failures, "used": resident(), "locked": locked(), "cache": engine.info()["cache"]}
+    for session in sessions:
+        session.close()
+    return found
+
+
+def measure_ceiling() -> dict[str, Any]:
+    """Memory of an engine whose limit has no room for the caches of all its sessions, in use and closed."""
+    options: dict[str, Any] = {"device": "cpu", "context": 1024, "prefill_chunk": 64, "max_sessions": 8}
+    size = Engine.plan_memory("demo", **options)
+    limit = size["total"] + 2 * size["kv"]
+    with Engine("demo", threads=1, **options) as engine:  # what Python and its libraries take
+        list(engine.generate([5] * 900, max_tokens=2))
+    before = resident()
+    engine = Engine("demo", threads=1, memory_limit=limit, **options)
+    most = engine.info()["most_memory"]
+    found = use_everything(engine)
+    engine.close()
+    used, closed = found.pop("used") - before, resident() - before
+    return {"limit": limit, "most": most, "used": used, "closed": closed, "kv": size["kv"], **found}
+
+
 if __name__ == "__main__":
-    print(json.dumps(count_allocations(sys.argv[1]) if len(sys.argv) > 1 else measure_growth(20_000)))
+    if sys.argv[1:] == ["ceiling"]:
+        print(json.dumps(measure_ceiling()))
+    else:
+        print(json.dumps(count_allocations(sys.argv[1]) if len(sys.argv) > 1 else measure_growth(20_000)))

@@ -82,3 +82,14 @@ def test_process__does_not_grow_over_20000_tokens() -> None:
     found = story()
     assert found["tokens"] >= 20_000
     assert found["growth"] < 1 << 20, found
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the system does not tell")
+def test_limit__holds_whatever_is_done_and_close_gives_all_back() -> None:
+    found = story("ceiling")
+    assert found["most"] <= found["limit"]
+    assert found["failures"] > 0  # there was more to do than the limit has room for
+    assert found["cache"]["snapshots"] >= 2
+    assert found["used"] <= found["limit"]
+    assert found["locked"] == 0
+    assert found["closed"] < 4 << 20, found

@@ -13,11 +13,14 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def test_readme__snippets_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_readme__snippets_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """All ```python blocks, in order and in one namespace, on the demo model."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     assert blocks
+    monkeypatch.chdir(tmp_path)  # one saves a session
     namespace: dict[str, object] = {"__name__": "readme"}
     for block in blocks:
         line = text.count("\n", 0, block.start(1))

@@ -64,9 +64,8 @@ def miss_reason(ids: Ids, reuse: Reuse, tokenizer: Tokenizer) -> str | None:
         )
     if expected < 0:
         return f"new_tokens: the prompt goes on behind the {tokens} tokens that were read before"
-    found = tokenizer.decode(ids[common : common + _SHOWN])
-    before = tokenizer.decode(expected)
-    where = f"token {common} was {before!r} before, now the prompt has {found!r}"
+    found, before = tokenizer.decode(ids[common : common + _SHOWN]), tokenizer.decode(expected)
+    where = f"token {common} was {before!r} ({expected}), now the prompt has {found!r} ({ids[common]}) there"
     if expected == tokenizer.token_id(_THINK):
         return f"reasoning_left_out: {where}; the chat template leaves out reasoning of earlier replies"
     return f"token_differs: {where}"

@@ -82,7 +82,7 @@ def _answer(engine: Engine, messages: list[dict[str, str]], line: str, options: 
     reply = Reply()
     bar = ProgressBar("reading", unit=" tokens", least=64)
     try:
-        reply.read(engine.generate(messages, progress=bar, **options))
+        reply.read(engine.generate(messages, progress=bar, on_context_full="stop", **options))
     except ContextFullError as error:
         messages.pop()
         note(f"{error}; /reset starts a new conversation")

@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
         reply = Reply(quiet=args.json)
         bar = ProgressBar("reading prompt", unit=" tokens", least=64)
         try:
-            reply.read(engine.generate(prompt, ignore_eos=args.ignore_eos, progress=bar, **options))
+            options |= {"ignore_eos": args.ignore_eos, "on_context_full": "stop"}
+            reply.read(engine.generate(prompt, progress=bar, **options))
         finally:
             bar.wipe()
             reply.end_line()
