@@ -21,13 +21,13 @@ py::array_t<int32_t> ids_of(const std::vector<uint32_t>& ids, std::vector<py::ss
 }
 
 // The class of lily.errors for each kind. Looked up when something is thrown, so that importing the module stays cheap.
-void raise(const Error& error) {
-    if (error.kind() == ErrorKind::kValue) {
-        PyErr_SetString(PyExc_ValueError, error.what());
+void raise(ErrorKind kind, const char* message) {
+    if (kind == ErrorKind::kValue) {
+        PyErr_SetString(PyExc_ValueError, message);
         return;
     }
     const char* name = "LilyError";
-    switch (error.kind()) {
+    switch (kind) {
         case ErrorKind::kCheckpoint:
             name = "CheckpointError";
             break;
@@ -48,7 +48,7 @@ void raise(const Error& error) {
             break;
     }
     const py::object type = py::module_::import("lily.errors").attr(name);
-    PyErr_SetString(type.ptr(), error.what());
+    PyErr_SetString(type.ptr(), message);
 }
 
 Config config_of(uint32_t vocab, uint32_t hidden, uint32_t layers, uint32_t heads, uint32_t kv_heads,
@@ -268,7 +268,15 @@ PYBIND11_MODULE(_native, m) {
         try {
             if (pointer) std::rethrow_exception(pointer);
         } catch (const lily::Error& error) {
-            lily::raise(error);
+            lily::raise(error.kind(), error.what());
+        }
+    });
+    // Of this module only: another's has nothing to do with Lily.
+    py::register_local_exception_translator([](std::exception_ptr pointer) {
+        try {
+            if (pointer) std::rethrow_exception(pointer);
+        } catch (const std::bad_alloc&) {
+            lily::raise(lily::ErrorKind::kOutOfMemory, "out of memory");
         }
     });
     lily::bind_config(m);
@@ -280,4 +288,8 @@ PYBIND11_MODULE(_native, m) {
 #if LILY_BENCH
     lily::bind_bench(m);
 #endif
+    lily::survive_full_memory<lily::Config>();
+    lily::survive_full_memory<lily::TensorTarget>();
+    lily::survive_full_memory<lily::Engine>();
+    lily::survive_full_memory<lily::Session>();
 }

@@ -207,7 +207,7 @@ uint32_t Session::prefill(std::span<const int32_t> given) {
     if (taken == first) return taken;
     try {
         feed(ids.subspan(first), engine_->body(engine_->prefill_pass(static_cast<uint32_t>(taken - first))));
-    } catch (const Error&) {
+    } catch (const std::exception&) {
         if (first == 0) throw;
         return static_cast<uint32_t>(first);  // these are in; the next call meets the error with nothing done
     }
@@ -280,8 +280,9 @@ void Session::set_sampling(const Sampling& sampling) {
         ids.push_back(id);
         values.push_back(value);
     }
+    Sampling copy = sampling;  // before anything changes: there may be no memory for it
     give_up_steps();
-    sampling_ = sampling;
+    sampling_ = std::move(copy);
     sampling_.params.bias_count = static_cast<uint32_t>(ids.size());
     counts_valid_ = false;
     engine_->write<SampleParams>(s.params.slice(*index_, 1), {&sampling_.params, 1});
