@@ -149,19 +149,23 @@ def locked() -> int:
         return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmLck:"))
 
 
+def fits(session: Session, number: int) -> bool:
+    """Fill a session; whether there was memory for it."""
+    try:
+        for _ in session.prefill([number + 5] * 1000):
+            pass
+        session.snapshot()
+        list(session.step(8))
+        session.fork().close()
+    except OutOfMemoryError:
+        return False
+    return True
+
+
 def use_everything(engine: Engine) -> dict[str, Any]:
     """Fill sessions and snapshots until the engine has nothing left."""
     sessions = [engine.session() for _ in range(6)]
-    failures = 0
-    for number, session in enumerate(sessions):
-        try:
-            for _ in session.prefill([number + 5] * 1000):
-                pass
-            session.snapshot()
-            list(session.step(8))
-            session.fork().close()
-        except OutOfMemoryError:
-            failures += 1
+    failures = sum(not fits(session, number) for number, session in enumerate(sessions))
     sessions.pop(0).close()  # their pages are for snapshots now
     sessions.pop(0).close()
     for number in range(40):

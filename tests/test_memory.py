@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import platform
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from compiler import compiler
+from compiler import preloadable
 
 TESTS = pathlib.Path(__file__).resolve().parent
 KINDS = ("greedy", "adjusted", "sampled")
@@ -38,13 +37,7 @@ def allocations(tmp_path_factory: pytest.TempPathFactory, device: str) -> Any:
     """
     if device != "cpu":
         pytest.skip("the CPU device's launches are counted")
-    if platform.libc_ver()[0] != "glibc" or "LD_PRELOAD" in os.environ:
-        pytest.skip("needs the GNU C library, and no other allocator before it")
-    library = str(tmp_path_factory.mktemp("count") / "count_allocations.so")
-    command = [compiler(), "-std=c++20", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-fPIC", "-shared"]
-    command += [str(TESTS / "native" / "count_allocations.cpp"), "-o", library, "-ldl"]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
+    library = preloadable("count_allocations", tmp_path_factory.mktemp("count"))
     found = story(library, LD_PRELOAD=library)
     if found["calls"]["idle"]:
         pytest.skip("built with a pybind11 before 3.0, which allocates for every call")

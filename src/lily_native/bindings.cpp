@@ -21,13 +21,13 @@ py::array_t<int32_t> ids_of(const std::vector<uint32_t>& ids, std::vector<py::ss
 }
 
 // The class of lily.errors for each kind. Looked up when something is thrown, so that importing the module stays cheap.
-void raise(const Error& error) {
-    if (error.kind() == ErrorKind::kValue) {
-        PyErr_SetString(PyExc_ValueError, error.what());
+void raise(ErrorKind kind, const char* message) {
+    if (kind == ErrorKind::kValue) {
+        PyErr_SetString(PyExc_ValueError, message);
         return;
     }
     const char* name = "LilyError";
-    switch (error.kind()) {
+    switch (kind) {
         case ErrorKind::kCheckpoint:
             name = "CheckpointError";
             break;
@@ -50,7 +50,7 @@ void raise(const Error& error) {
             break;
     }
     const py::object type = py::module_::import("lily.errors").attr(name);
-    PyErr_SetString(type.ptr(), error.what());
+    PyErr_SetString(type.ptr(), message);
 }
 
 Config config_of(uint32_t vocab, uint32_t hidden, uint32_t layers, uint32_t heads, uint32_t kv_heads,
@@ -275,7 +275,8 @@ py::object restart(Session& session, const Ids& ids, const CancelFlag* flag) {
 
 void bind_flag(py::module_& m) {
     py::class_<CancelFlag, std::shared_ptr<CancelFlag>>(m, "Flag")
-        .def(py::init<>())
+        // With its holder: one that cannot be made later would delete the flag under the object.
+        .def(py::init([] { return std::make_shared<CancelFlag>(); }))
         .def_property_readonly("raised", &CancelFlag::raised)
         .def_property_readonly("expired", &CancelFlag::expired)
         .def("set", &CancelFlag::raise)
@@ -377,7 +378,15 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
         try {
             if (pointer) std::rethrow_exception(pointer);
         } catch (const lily::Error& error) {
-            lily::raise(error);
+            lily::raise(error.kind(), error.what());
+        }
+    });
+    // Of this module only: another's has nothing to do with Lily.
+    py::register_local_exception_translator([](std::exception_ptr pointer) {
+        try {
+            if (pointer) std::rethrow_exception(pointer);
+        } catch (const std::bad_alloc&) {
+            lily::raise(lily::ErrorKind::kOutOfMemory, "out of memory");
         }
     });
     lily::bind_config(m);
@@ -390,4 +399,9 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
 #if LILY_BENCH
     lily::bind_bench(m);
 #endif
+    lily::survive_full_memory<lily::Config>();
+    lily::survive_full_memory<lily::TensorTarget>();
+    lily::survive_full_memory<lily::CancelFlag>();
+    lily::survive_full_memory<lily::Engine>();
+    lily::survive_full_memory<lily::Session>();
 }

@@ -7,6 +7,7 @@
 #include <pybind11/stl.h>
 
 #include <exception>
+#include <new>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -47,6 +48,26 @@ auto without_gil(Work&& work) {
     PyEval_RestoreThread(state);
     if (error) std::rethrow_exception(error);
     if constexpr (!std::is_void_v<Result>) return std::move(*result);
+}
+
+// pybind11 keeps every object in a map, by its address, and where that cannot grow the process ends: it is no place to
+// throw from. Of a bound class T, such an object stays out of the map, which is for finding it again only.
+template <class T>
+void survive_full_memory() {
+    namespace detail = pybind11::detail;
+    static auto* const type = detail::get_type_info(typeid(T), true);
+    static const auto usual = type->init_instance;
+    detail::all_type_info(type->type);  // made at the first object otherwise, which is no place either
+    type->init_instance = [](detail::instance* object, const void* holder) {
+        try {
+            usual(object, holder);
+        } catch (const std::bad_alloc&) {
+            auto value = object->get_value_and_holder(type);
+            value.set_instance_registered(true);
+            usual(object, holder);
+            value.set_instance_registered(false);
+        }
+    };
 }
 
 // The kernel table and single launches, for tests and `lily doctor`.

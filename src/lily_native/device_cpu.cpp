@@ -179,14 +179,15 @@ CpuDevice::~CpuDevice() {
 }
 
 BufferId CpuDevice::allocate(const char* name, uint64_t bytes, bool) {
+    if (free_.empty()) {  // a place first, also for release(): nothing may fail between the memory and its entry
+        buffers_.emplace_back();
+        free_.reserve(buffers_.size());
+        free_.push_back(static_cast<uint32_t>(buffers_.size() - 1));
+    }
     const Mapping made = map_zeros(bytes);
     if (made.address == nullptr)
         throw Error(ErrorKind::kOutOfMemory,
                     std::string(name) + ": cannot allocate " + std::to_string(bytes) + " bytes");
-    if (free_.empty()) {
-        buffers_.push_back(made);
-        return {static_cast<uint32_t>(buffers_.size() - 1)};
-    }
     const uint32_t index = free_.back();
     free_.pop_back();
     buffers_[index] = made;

@@ -9,7 +9,9 @@
 #include <limits>
 #include <unordered_map>
 
+#include "nan_device.h"
 #include "shader_source.h"
+#include "submissions.h"
 #include "thread_pool.h"
 #include "weight_reader.h"
 
@@ -113,7 +115,7 @@ MemoryPlan memory_of(const Config& config, const Capacity& capacity, const Engin
 }
 
 // "auto" takes the processor where the GPU that this build prefers cannot be used.
-std::unique_ptr<Device> open_device(const EngineOptions& options) {
+std::unique_ptr<Device> open_real_device(const EngineOptions& options) {
     const std::string device = choose_device(options);
     if (const std::optional<uint32_t> index = cuda_index(device)) return make_cuda_device(*index);
 #if LILY_METAL
@@ -124,6 +126,11 @@ std::unique_ptr<Device> open_device(const EngineOptions& options) {
     }
 #endif
     return make_cpu_device(device == "cpu32" ? 32 : 1, options.threads, nullptr, options.shuffle);
+}
+
+std::unique_ptr<Device> open_device(const EngineOptions& options) {
+    std::unique_ptr<Device> device = open_real_device(options);
+    return debug_wants("nan") ? make_nan_device(std::move(device)) : std::move(device);
 }
 
 // Sizes for people, in units of 2^30 bytes.

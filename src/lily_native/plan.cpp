@@ -161,6 +161,12 @@ Plan Recorder::finish(std::string name) {
     return plan;
 }
 
+Plan single_launch(const Plan& plan, uint32_t index) {
+    Plan single{plan.name, {plan.launches[index]}, 1, {{}}};
+    single.launches.front().stage = 0;
+    return single;
+}
+
 std::vector<Variant> variants_of(std::span<const Plan> plans) {
     std::set<std::pair<uint32_t, Consts>> seen;
     std::vector<Variant> variants;

@@ -19,6 +19,9 @@ struct Plan {
     std::vector<std::vector<uint32_t>> after;
 };
 
+// One launch of a plan as a plan of its own.
+Plan single_launch(const Plan& plan, uint32_t index);
+
 // The variants that plans launch, each once.
 std::vector<Variant> variants_of(std::span<const Plan> plans);
 

@@ -47,7 +47,7 @@ Session::Session(std::shared_ptr<Engine> engine, Unplaced) : engine_(std::move(e
 Session::Session(std::shared_ptr<Engine> engine) : Session(std::move(engine), Unplaced()) {
     const auto guard = engine_->lock();
     take_place();
-    write_sampling();
+    write_sampling(sampling_);
 }
 
 void Session::take_place() {
@@ -232,7 +232,7 @@ uint32_t Session::prefill(std::span<const int32_t> given, const CancelFlag* flag
     if (taken == first) return taken;
     try {
         feed(ids.subspan(first), engine_->body(engine_->prefill_pass(static_cast<uint32_t>(taken - first))));
-    } catch (const Error&) {
+    } catch (const std::exception&) {
         if (first == 0) throw;
         return static_cast<uint32_t>(first);  // these are in; the next call meets the error with nothing done
     }
@@ -298,22 +298,23 @@ void Session::set_sampling(const Sampling& sampling) {
     const auto guard = lock();
     if (sampling.bias.size() > MAX_BIAS)
         throw Error(ErrorKind::kValue, "at most " + std::to_string(MAX_BIAS) + " logit biases");
+    Sampling copy = sampling;  // before anything changes: there may be no memory for it
+    copy.params.bias_count = static_cast<uint32_t>(copy.bias.size());
+    write_sampling(copy);
     give_up_steps();
-    sampling_ = sampling;
-    sampling_.params.bias_count = static_cast<uint32_t>(sampling.bias.size());
+    sampling_ = std::move(copy);
     counts_valid_ = false;
-    write_sampling();
 }
 
-void Session::write_sampling() {
+void Session::write_sampling(const Sampling& sampling) {
     const State& s = engine_->model_.state;
     std::vector<uint32_t> ids;
     std::vector<float> values;
-    for (const auto& [id, value] : sampling_.bias) {
+    for (const auto& [id, value] : sampling.bias) {
         ids.push_back(id);
         values.push_back(value);
     }
-    engine_->write<SampleParams>(s.params.slice(*index_, 1), {&sampling_.params, 1});
+    engine_->write<SampleParams>(s.params.slice(*index_, 1), {&sampling.params, 1});
     engine_->write<uint32_t>(s.bias_ids.slice(uint64_t{*index_} * MAX_BIAS, MAX_BIAS), ids);
     engine_->write<float>(s.bias_values.slice(uint64_t{*index_} * MAX_BIAS, MAX_BIAS), values);
 }

@@ -113,11 +113,12 @@ private:
     void forget();
     void keep_pins();
     std::shared_ptr<Snapshot> save();
+    bool save_if_possible();
     void load(const Snapshot& from);
     std::vector<StatePart> all_parts(uint64_t tokens) const;
     template <class Move>
     void move_part(const StatePart& part, uint64_t offset, uint64_t bytes, const Move& move);
-    void write_sampling();
+    void write_sampling(const Sampling& sampling);
     void give_back();
     void write_step(uint32_t position, uint32_t rows, uint32_t generation, uint32_t last_token);
     void feed(std::span<const int32_t> ids, const Program& program);

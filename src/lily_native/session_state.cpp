@@ -1,5 +1,6 @@
 // What a session does with its own state: forks, snapshots, going back, and the way into files.
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "session.h"
@@ -11,7 +12,7 @@ std::unique_ptr<Session> Session::fork() {
     const auto guard = lock();
     child->take_place();
     child->sampling_ = sampling_;
-    child->write_sampling();
+    child->write_sampling(sampling_);
     if (tokens_.empty()) return child;
     const size_t held = (tokens_.size() + PAGE - 1) / PAGE;
     child->pages_.assign(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(held));
@@ -54,17 +55,22 @@ std::shared_ptr<Snapshot> Session::save() {
     return found;
 }
 
+// A snapshot more is a luxury: that there is no memory for it is no error.
+bool Session::save_if_possible() {
+    try {
+        return save() != nullptr;
+    } catch (const std::bad_alloc&) {
+        return false;
+    } catch (const Error& error) {
+        if (error.kind() == ErrorKind::kOutOfMemory) return false;
+        throw;
+    }
+}
+
 bool Session::snapshot(bool pinned) {
     const auto guard = lock();
     if (tokens_.empty()) return true;
-    if (!pinned) {
-        try {
-            return save() != nullptr;
-        } catch (const Error& error) {
-            if (error.kind() == ErrorKind::kOutOfMemory) return false;  // a snapshot more is a luxury
-            throw;
-        }
-    }
+    if (!pinned) return save_if_possible();
     const std::shared_ptr<Snapshot> made = save();
     if (!made)
         throw Error(ErrorKind::kOutOfMemory, "snapshot_memory has room for " +
@@ -156,11 +162,7 @@ Session::Reuse Session::restart(std::span<const int32_t> given, const CancelFlag
     if (best && goes_on && best->tokens.size() <= tokens_.size()) best = nullptr;
     if (!goes_on || best) {
         // Held by `best`, what is about to be used is not what makes room.
-        try {
-            if (tokens_.size() >= kLeastKept) static_cast<void>(save());
-        } catch (const Error& error) {
-            if (error.kind() != ErrorKind::kOutOfMemory) throw;
-        }
+        if (tokens_.size() >= kLeastKept) save_if_possible();
         if (best)
             load(*best);
         else
