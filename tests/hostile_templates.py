@@ -147,6 +147,8 @@ HOSTILE: list[tuple[str, str]] = [
     (_LARGE + "{{ (big | safe) + '<' * 15000000 }}", SIZE),
     (_LARGE + "{{ 'a\na' | indent(big) | indent(big) }}", SIZE),
     ("{{ 'a\na' | indent(10**9) }}", SIZE),
+    ("{{ ('&lt;' * 3000000) | striptags }}", SIZE),
+    ("{{ (('&lt;' * 3000000) | safe).unescape() }}", SIZE),
     ("{{ [1] | tojson(indent=10**9) }}", SIZE),
     (_LARGE + "{{ [1, 2] | tojson(separators=(big * 1, big)) }}", SIZE),
     ("{{ strftime_now('%c' * 1000000) }}", "date format"),

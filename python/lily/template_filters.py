@@ -61,6 +61,12 @@ def _trimmed(meter: Meter, value: Any, chars: str | None = None) -> Any:
     return text
 
 
+def _stripped(meter: Meter, value: Any) -> Any:
+    text = _text(meter, value)
+    template_methods.unescaped(meter, text)
+    return text
+
+
 def _replaced(meter: Meter, value: Any, old: Any, new: Any, count: int | None = None) -> Any:
     text = meter.text(value)
     template_methods.replaced(meter, text, meter.text(old), meter.text(new), -1 if count is None else count)
@@ -148,7 +154,7 @@ _CHECKS: dict[str, Check | None] = {
     **dict.fromkeys(("capitalize", "lower", "upper"), _cased),
     **dict.fromkeys(("title", "wordcount"), _words),
     **dict.fromkeys(("e", "escape", "forceescape"), _escaped),
-    **dict.fromkeys(("safe", "string", "striptags"), _text),
+    **dict.fromkeys(("safe", "string"), _text),
     **dict.fromkeys(("float", "int"), _number),
     **dict.fromkeys(("map", "reject", "rejectattr", "select", "selectattr"), _lazy),
     **dict.fromkeys(("groupby", "max", "min", "sort", "unique"), _weighed),
@@ -161,6 +167,7 @@ _CHECKS: dict[str, Check | None] = {
     "replace": _replaced,
     "round": _rounded,
     "slice": _sliced,
+    "striptags": _stripped,
     "trim": _trimmed,
     "truncate": _cut,
 }

@@ -92,6 +92,11 @@ def count_lines(meter: Meter, text: str) -> int:
     return lines
 
 
+def unescaped(meter: Meter, text: str) -> None:
+    """Check striptags and unescape, which look at each tag and each entity."""
+    meter.room_for_items(text.count("&") + text.count("<"))
+
+
 def _joined(meter: Meter, text: str, items: list[Any]) -> None:
     factor = ESCAPED if isinstance(text, Markup) else 1
     meter.room(factor * (sum(len(item) for item in items if isinstance(item, str)) + len(text) * len(items)))
@@ -148,8 +153,8 @@ _OF_TEXT: dict[str, Check] = {
     "translate": _translated,
     "maketrans": _made_table,
     "encode": _encoded,
-    "unescape": _light,
-    "striptags": _light,
+    "unescape": unescaped,
+    "striptags": unescaped,
 }
 _OF_TYPE: dict[type, dict[str, Check]] = {
     dict: {"get": _looked_up, "items": _free, "keys": _free, "values": _free, "copy": _copied},

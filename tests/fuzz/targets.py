@@ -22,7 +22,7 @@ from lily.tensor_files import read_tensor_table
 
 DAMAGED = (CheckpointError, UnsupportedError)
 WRONG = (ValueError, TypeError, UnsupportedError)
-TEMPLATE_SECONDS = 0.5
+TEMPLATE_SECONDS = 0.2
 _MOST_BYTES = 2000
 _MOST_IDS = 300  # the fuzzer makes Python tens of times slower
 DATA_BYTES = 4096  # behind a header that is put into a file of fitting length
