@@ -13,8 +13,11 @@ PROMPT ?= Tell me a story about a fox named Tim.
 K ?=
 ARGS ?=
 DEVICE ?= cpu
+FUZZ_SECONDS ?= 60
+RUNS ?= -1
+TARGETS ?= safetensors config tokenizer template prompts
 
-.PHONY: help demo test lint format bench ablation sanitize check-metal check-metal-full check-metal-mutants clean
+.PHONY: help demo test lint format bench ablation sanitize check-metal check-metal-full check-metal-mutants fuzz clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,7 +31,7 @@ test: $(VENV)/tested  ## run the tests (K=expression picks some, DEVICE=cpu32 ru
 lint: $(VENV)/linted  ## check style, types, the kernel table and docs/KERNELS.md
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy python/lily tools/*.py tools/metal/*.py tests/*.py tests/bench/*.py \
+	$(BIN)/mypy python/lily tools/*.py tools/metal/*.py tests/*.py tests/bench/*.py tests/fuzz/*.py \
 	    tests/metal_double/*.py examples/*.py
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(BIN)/python tools/check_style.py
@@ -60,6 +63,13 @@ check-metal-full: $(VENV)/metal  ## the same with every order, width and sanitiz
 check-metal-mutants: $(VENV)/metal  ## put 40 mistakes into the Metal host code and see which are noticed; takes long
 	$(BIN)/python tools/metal/mutate.py
 
+fuzz: $(VENV)/fuzz  ## feed wrong files and prompts to the readers, FUZZ_SECONDS=60 for each of TARGETS, or RUNS=10000
+	for target in $(TARGETS); do \
+	    mkdir -p build/fuzz/$$target && $(BIN)/python tests/fuzz/harness.py $$target build/fuzz/$$target \
+	        tests/fuzz/corpus/$$target -max_total_time=$(FUZZ_SECONDS) -runs=$(RUNS) \
+	        -artifact_prefix=build/fuzz/$$target- -print_final_stats=1 || exit 1; \
+	done
+
 clean:  ## remove what was built; the next make starts anew
 	rm -rf build $(VENV)
 
@@ -78,6 +88,10 @@ $(VENV)/tested: $(VENV)/installed
 
 $(VENV)/metal: $(VENV)/tested $(VENV)/linted
 	$(BIN)/python tools/requirements.py check-metal | $(BIN)/pip install --quiet --disable-pip-version-check -r /dev/stdin
+	@touch $@
+
+$(VENV)/fuzz: $(VENV)/installed
+	$(BIN)/python tools/requirements.py fuzz | $(BIN)/pip install --quiet --disable-pip-version-check -r /dev/stdin
 	@touch $@
 
 $(VENV)/linted: $(VENV)/created pyproject.toml

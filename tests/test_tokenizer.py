@@ -161,6 +161,38 @@ def test_tokenizer__refuses_other_kinds_and_damage(demo_folder: Path, tmp_path: 
         Tokenizer(tmp_path)
 
 
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "b" * 100_000}
+CHARSMAP = {"type": "Precompiled", "precompiled_charsmap": "////////"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "error"),
+    [
+        ({"normalizer": REPLACE}, "normalizer Replace found"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, REPLACE]}}, "Replace found"),
+        ({"normalizer": {"type": "Prepend", "prepend": "a" * 1_000_000}}, "normalizer Prepend found"),
+        ({"normalizer": CHARSMAP}, "normalizer Precompiled found"),
+        ({"normalizer": {"precompiled_charsmap": "////////"}}, "normalizer Precompiled found"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [CHARSMAP]}}, "normalizer Precompiled found"),
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "pre_tokenizer FixedLength found"),
+        ({"pre_tokenizer": {"type": "Metaspace", "replacement": "_"}}, "pre_tokenizer Metaspace found"),
+    ],
+)
+def test_tokenizer__refuses_parts_of_other_kinds(
+    demo_folder: Path, tmp_path: Path, parts: dict[str, Any], error: str
+) -> None:
+    """Some of them let a short text grow without end; the library aborts the process over a bad charsmap."""
+    with pytest.raises(UnsupportedError, match=error):
+        Tokenizer(edited(demo_folder, tmp_path, **parts))
+
+
+def test_tokenizer__refuses_a_charsmap_that_is_hidden_in_escapes(demo_folder: Path, tmp_path: Path) -> None:
+    path = edited(demo_folder, tmp_path, normalizer=CHARSMAP) / "tokenizer.json"
+    path.write_text(path.read_text().replace("recompiled", "re\\u0063ompiled"))
+    with pytest.raises(UnsupportedError, match="normalizer Precompiled found"):
+        Tokenizer(tmp_path)
+
+
 WORD = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}
 UNIGRAM: dict[str, Any] = {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}
 
@@ -173,9 +205,9 @@ def test_tokenizer__refuses_other_models(demo_folder: Path, tmp_path: Path, mode
 
 # The backend, written in Rust, reports its panics on stderr as well.
 def test_tokenizer__a_panic_while_loading(demo_folder: Path, tmp_path: Path) -> None:
-    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    model = json.loads((demo_folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
-        Tokenizer(edited(demo_folder, tmp_path, normalizer=normalizer))
+        Tokenizer(edited(demo_folder, tmp_path, model={**model, "continuing_subword_prefix": "##"}))
 
 
 class Panic(BaseException):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,12 +14,13 @@ if TYPE_CHECKING:
     import jinja2
 
     from lily.results import Kind
+    from lily.template_sandbox import TemplateSandbox
     from lily.tokenizer import Tokenizer
 
 _ROLES = ("system", "user", "assistant", "tool")
 # Written behind the message to be continued; the blank shows whether the template strips what it writes.
 _CONTINUE_MARK = "LILY_CONTINUE_FINAL_MESSAGE "
-_MAX_TEMPLATE = 1_000_000
+_MAX_TEMPLATE = 100_000
 _MAX_PROMPT = 16_000_000
 _MAX_DEPTH = 100
 
@@ -60,7 +60,7 @@ class ChatTemplate:
             token = token.get("content") if isinstance(token, dict) else token
             if token is not None:
                 self._constants[name] = token
-        self._template = _compile(*found)
+        self._sandbox, self._template = _compile(*found)
 
     def render(
         self,
@@ -80,9 +80,15 @@ class ChatTemplate:
         chat = checked_messages(messages)
         if continue_final_message:
             _mark_final(chat[-1])
-        values = {**self._constants, **variables, "tools": checked_tools(tools), "messages": chat}
+        values = {
+            **self._constants,
+            **variables,
+            "tools": checked_tools(tools),
+            "messages": chat,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            text = _joined(self._template.generate(values, add_generation_prompt=add_generation_prompt))
+            text = _joined(self._sandbox.pieces(self._template, values))
         except Exception as error:  # a template is a program, and may raise anything
             what = "refuses" if isinstance(error, jinja2.TemplateError) else "cannot write"
             raise ValueError(f"the chat template {what} the messages: {_reason(error)}") from error
@@ -226,7 +232,6 @@ def _cut_at_mark(text: str) -> str:
 
 
 def _joined(pieces: Iterable[str]) -> str:
-    # Only what is written is bounded: not time, nor the size of one value that a template computes.
     parts = []
     length = 0
     for piece in pieces:
@@ -240,53 +245,21 @@ def _joined(pieces: Iterable[str]) -> str:
 def _reason(error: Exception) -> str:
     import jinja2
 
+    from lily.template_meter import LimitError
+
     text = named(str(error))
-    return text if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {text}"
+    own = isinstance(error, (jinja2.TemplateError, LimitError))
+    return text if own else f"{type(error).__name__}: {text}"
 
 
-def _compile(text: str, path: pathlib.Path) -> jinja2.Template:
-    """Compile a template with the conventions of transformers.
-
-    Source: transformers chat_template_utils.py: _compile_jinja_template.
-    """
+def _compile(text: str, path: pathlib.Path) -> tuple[TemplateSandbox, jinja2.Template]:
     import jinja2
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
-        """{% generation %} marks training targets; for a prompt its body is plain text."""
+    from lily.template_sandbox import TemplateSandbox
 
-        tags = frozenset({"generation"})  # type: ignore[assignment]
-
-        def parse(self, parser: Any) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    def raise_exception(message: object) -> None:
-        raise jinja2.TemplateError(str(message))
-
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        # Jinja's own filter escapes <, >, & and ' for HTML.
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    sandbox = TemplateSandbox()
     try:
-        return environment.from_string(text)
+        return sandbox, sandbox.from_string(text)
     except Exception as error:  # Python compiles what jinja writes, with errors of its own
         line = f" at line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise CheckpointError(f"{path}: the chat template is broken{line}: {_reason(error)}") from error

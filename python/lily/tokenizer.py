@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import json
 import operator
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from lily.errors import CheckpointError, UnsupportedError
 from lily.files import MAX_JSON_BYTES, is_there, named, read_file
-from lily.model_config import read_json
+from lily.model_config import parse_json, read_json
 
 if TYPE_CHECKING:
     from lily.chat import ChatTemplate
@@ -31,6 +33,21 @@ def _byte_alphabet() -> dict[str, int]:
 
 _BYTES = _byte_alphabet()
 _MAX_CONFIG_BYTES = 10_000_000
+# Parts that byte-level tokenizers have. Others could let a text grow without end, or cannot keep its bytes.
+_PARTS = {
+    "normalizer": {"Sequence", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Strip", "StripAccents"},
+    "pre_tokenizer": {
+        "Sequence",
+        "Split",
+        "ByteLevel",
+        "Digits",
+        "Punctuation",
+        "Whitespace",
+        "WhitespaceSplit",
+    },
+}
+# How a normalizer Precompiled may be written: by name, by its one key, or with letters as escapes.
+_CHARSMAP = re.compile(rb"recompiled|\\u00[4-7]")
 
 
 class Tokenizer:
@@ -53,6 +70,7 @@ class Tokenizer:
         self._folder = pathlib.Path(folder)
         path = self._folder / "tokenizer.json"
         data = read_file(path, MAX_JSON_BYTES)
+        _refuse_charsmap(data, path)
         with _typed(CheckpointError, f"{path} cannot be read"):
             self._backend = Backend.from_buffer(data)
         for part, wanted in (("model", "BPE"), ("decoder", "ByteLevel")):
@@ -61,6 +79,8 @@ class Tokenizer:
                 raise UnsupportedError(
                     f"{path}: {part} {found} found, only byte-level BPE ({wanted}) is supported"
                 )
+        for part, known in _PARTS.items():
+            _check_part(part, getattr(self._backend, part), known, path)
         # A saved tokenizer may carry a length limit or padding; a prompt must not be cut or filled up.
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -266,6 +286,30 @@ def _config(folder: pathlib.Path) -> dict[str, Any]:
     """Read tokenizer_config.json; a checkpoint may do without it."""
     path = folder / "tokenizer_config.json"
     return read_json(path, _MAX_CONFIG_BYTES) if is_there(path) else {}
+
+
+def _refuse_charsmap(data: bytes, path: pathlib.Path) -> None:
+    """Refuse what the backend must not even read: a damaged charsmap makes it ask for gigabytes and abort."""
+    if _CHARSMAP.search(data) is None:
+        return
+    normalizer = parse_json(data, f"{path} cannot be read").get("normalizer")
+    if _CHARSMAP.search(json.dumps(normalizer).encode()):
+        _unsupported("normalizer", "Precompiled", _PARTS["normalizer"], path)
+
+
+def _check_part(part: str, found: Any, known: set[str], path: pathlib.Path) -> None:
+    if found is None:
+        return
+    values = [json.loads(found.__getstate__())]
+    while values:
+        value = values.pop()
+        if value["type"] not in known:
+            _unsupported(part, value["type"], known, path)
+        values += [*value.get("normalizers", ()), *value.get("pretokenizers", ())]
+
+
+def _unsupported(part: str, found: str, known: set[str], path: pathlib.Path) -> NoReturn:
+    raise UnsupportedError(f"{path}: {part} {named(found)} found, supported are {', '.join(sorted(known))}")
 
 
 @contextlib.contextmanager

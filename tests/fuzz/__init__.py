@@ -1,0 +1,1 @@
+"""Fuzzers of what comes from outside, their corpora, and what both share with the tests."""
