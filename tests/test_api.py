@@ -125,6 +125,10 @@ def test_open__too_large_is_refused_before_loading(device: str) -> None:
         ({"threads": -1}, "threads must be"),
         ({"threads": 10**6}, "threads must be an integer from 0 to 1024"),
         ({"memory_limit": True}, "memory_limit must be"),
+        ({"memory_limit": 1 << 64}, "memory_limit must be"),
+        ({"snapshot_memory": -1}, "snapshot_memory must be"),
+        ({"snapshot_memory": 1 << 64}, "snapshot_memory must be"),
+        ({"device": None}, "device must be one of"),
     ],
 )
 def test_open__wrong_arguments(options: dict[str, Any], text: str) -> None:

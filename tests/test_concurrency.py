@@ -131,9 +131,10 @@ def test_queue__is_first_come_first_served() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def holder() -> None:
-        with admission.running(busy):
-            inside.set()
-            leave.wait(20)
+        admission.wait(busy, lambda: True)
+        inside.set()
+        leave.wait(20)
+        admission.end(busy)
 
     holding = threading.Thread(target=holder)
     holding.start()
@@ -178,7 +179,7 @@ def test_queue__a_request_waits_for_the_others_and_can_be_cancelled(device: str)
         cancelled.close()
         waiting[0].join(5)
         assert results == [[]]
-        with pytest.raises(TimeLimitError, match="waited for its turn"):
+        with pytest.raises(TimeLimitError, match="before it was the request's turn"):
             list(engine.generate(STORY, timeout=0.1))
         leave.set()
         waiting[1].join(20)
@@ -190,7 +191,7 @@ def test_queue__waiting_for_oneself_is_an_error(device: str) -> None:
     with Engine("demo", device=device, context=512, max_sessions=1) as engine:
         first = engine.generate(STORY, ignore_eos=True)
         next(first)
-        with pytest.raises(LilyError, match="this thread has not read to their end"):
+        with pytest.raises(LilyError, match="nobody goes on reading"):
             next(engine.generate(FRANCE))
         first.close()
         assert next(engine.generate(FRANCE)).token_ids
@@ -200,6 +201,88 @@ def test_queue__waiting_for_oneself_is_an_error(device: str) -> None:
             next(engine.generate(FRANCE))
         session.close()
         assert next(engine.generate(FRANCE)).token_ids
+
+
+def begun(engine: Engine) -> Stream[Chunk]:
+    """A reply that has a place, and whose reader is this thread."""
+    stream = engine.generate(STORY, max_tokens=200, ignore_eos=True)
+    next(stream)
+    return stream
+
+
+def test_queue__nobody_waits_for_those_who_wait(device: str) -> None:
+    """Behind somebody who waits for the same place; each for the other's; for a thread that has ended."""
+    found: list[str] = []
+
+    def ask(engine: Engine) -> None:
+        try:
+            list(engine.generate(STORY, max_tokens=3))
+        except LilyError as error:
+            found.append(str(error))
+
+    with Engine("demo", device=device, context=512, max_sessions=1) as engine:
+        held = begun(engine)
+        behind = threading.Thread(target=ask, args=(engine,))
+        behind.start()
+        ask(engine)
+        held.close()
+        behind.join(20)
+        assert found
+        assert not behind.is_alive()
+    found.clear()
+    with Engine("demo", device=device, context=512, max_sessions=2) as engine:
+        barrier = threading.Barrier(2)
+
+        def cross() -> None:
+            with begun(engine):
+                barrier.wait()
+                ask(engine)
+
+        in_threads([cross, cross], 60)
+        assert found
+    with Engine("demo", device=device, context=512, max_sessions=1) as engine:
+        left: list[Any] = []
+        thread = threading.Thread(target=lambda: left.append(begun(engine)))
+        thread.start()
+        thread.join()
+        with pytest.raises(LilyError, match="nobody goes on reading"):
+            list(engine.generate(STORY, max_tokens=3))
+        left.pop().close()
+        assert list(engine.generate(STORY, max_tokens=3))
+
+
+def test_queue__of_scores(device: str) -> None:
+    with Engine("demo", device=device, prefill_chunk=64, context=1024, max_sessions=2) as engine:
+        works = [lambda: engine.score([7] * 400), lambda: engine.score([8] * 300)]
+        in_threads([*works, lambda: list(engine.generate(STORY, max_tokens=3))], 60)
+
+
+def test_reset__gives_the_place_back(device: str) -> None:
+    with Engine("demo", device=device, context=128, max_sessions=1) as engine:
+        list(engine.generate(STORY, max_tokens=2))
+        with pytest.raises(LilyError, match=r"reset\(\) gives its place back"):
+            engine.score(STORY)
+        engine.reset()
+        assert engine.score(STORY).logprobs.size
+        engine.session().close()
+        assert list(engine.generate(STORY, max_tokens=2))
+
+
+def test_stream__is_not_read_in_its_own_callback(small: Engine) -> None:
+    def progress(done: int, total: int) -> None:
+        next(stream)
+
+    stream = small.generate(STORY, progress=progress)
+    with pytest.raises(LilyError, match="within its own progress callback"):
+        list(stream)
+
+
+def test_timeout__is_not_renewed_behind_the_queue(small: Engine) -> None:
+    stream = small.generate(STORY, ignore_eos=True, timeout=0.4)
+    next(stream)
+    time.sleep(0.5)
+    with pytest.raises(TimeLimitError):
+        next(stream)
 
 
 def test_call__inside_a_progress_callback(small: Engine) -> None:
@@ -270,6 +353,53 @@ def test_asyncio__errors_and_ends(small: Engine) -> None:
                 await anext(ended)
 
     asyncio.run(run())
+
+
+def test_asyncio__replies_within_a_reply(device: str) -> None:
+    """The task cannot read the outer one while it waits for the inner one."""
+
+    async def nested(engine: Engine, tokens: int) -> int:
+        async with engine.agenerate(STORY, max_tokens=tokens, ignore_eos=True) as outer:
+            await anext(outer)
+            return len([chunk async for chunk in engine.agenerate(STORY, max_tokens=3)])
+
+    with Engine("demo", device=device, context=512, max_sessions=1) as engine:
+        assert asyncio.run(nested(engine, 20))
+        with pytest.raises(LilyError, match="nobody goes on reading"):
+            asyncio.run(nested(engine, 400))
+        assert list(engine.generate(STORY, max_tokens=3))
+
+
+def test_asyncio__nothing_comes_after_the_end(small: Engine) -> None:
+    async def run() -> list[Chunk]:
+        stream = small.agenerate(STORY, max_tokens=40, ignore_eos=True)
+        await anext(stream)
+        await asyncio.sleep(0.2)
+        await stream.aclose()
+        return [chunk async for chunk in stream]
+
+    assert asyncio.run(run()) == []
+
+
+def test_asyncio__a_new_session_does_not_wait_for_the_device(device: str) -> None:
+    with Engine("demo", device=device, context=2048, max_sessions=3) as engine:
+        inside = threading.Event()
+
+        def read() -> None:
+            inside.set()
+            engine.score([7] * 2000)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        inside.wait(20)
+        time.sleep(0.05)
+        start = time.perf_counter()
+        session = engine.session()
+        took = time.perf_counter() - start
+        alive = thread.is_alive()
+        thread.join()
+        session.close()
+        assert took < 0.05 or not alive
 
 
 def test_asyncio__cancelling_a_task_stops_the_reply(small: Engine) -> None:

@@ -329,6 +329,46 @@ def test_file__errors_of_the_system_are_its_own(told: Session, tmp_path: Path) -
         told.save(tmp_path / "empty")
 
 
+def test_file__calls_in_the_callback_are_refused(told: Session, tmp_path: Path) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: told.step(1).__next__(),
+        lambda: told.rewind(0),
+        lambda: told.prefill(STORY),
+        lambda: next(told.generate(STORY)),
+        told.reset,
+        told.close,
+        told.fork,
+    ]
+    for call in calls:
+        with pytest.raises(LilyError, match="is being saved"):
+            told.save(tmp_path / "s", progress=lambda done, total, call=call: call())  # type: ignore[misc]
+    assert os.listdir(tmp_path) == []
+    assert ids_of(told, 2)
+
+
+def test_file__of_any_name_and_kind(told: Session, many: Engine, tmp_path: Path) -> None:
+    for name in ("é" * 120 + ".st", "日" * 80):
+        told.save(tmp_path / name)
+        many.load_session(tmp_path / name).close()
+    path = tmp_path / "s"
+    path.touch(0o600)
+    (tmp_path / "link").symlink_to(path)
+    told.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o600
+    many.load_session(path).close()
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="not a regular file"):
+        told.save(tmp_path / "fifo")
+    with pytest.raises(IsADirectoryError):
+        told.save("")
+    with pytest.raises(IsADirectoryError):
+        told.save(f"{tmp_path}/new/")
+    with pytest.raises(FileNotFoundError, match="none/x") as caught:
+        told.save(str(tmp_path / "none" / "x"))
+    assert caught.value.filename == str(tmp_path / "none" / "x")
+
+
 def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Rewrite the header of a file."""
     data = path.read_bytes()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from lily.errors import LilyError
@@ -22,31 +20,38 @@ _LOOK = 0.05  # seconds after which a waiting request looks whether it is over
 class Admission:
     """The queue of an engine's requests.
 
-    A request that holds a place is `running` until it ends. One that waits for a place which only requests
-    of its own thread can give back would wait for ever, so that is an error.
+    A request that has got a place runs until end(). Somebody reads it: a thread, or a task of an event loop.
+    When all who read running requests wait in this queue themselves, or are gone, nobody can give a
+    place back, and waiting is an error.
     """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._queue: deque[object] = deque()
-        self._readers: dict[int, int] = {}  # the thread that last read each running request
+        self._queue: list[tuple[object, ...]] = []  # of each waiting request, who waits
+        self._readers: dict[int, object] = {}  # of each running request, who reads it
+        self._tried = False  # since something was given back, the first in the queue has tried in vain
 
     def wait(self, flag: Flag, attempt: Callable[[], T | None]) -> T | None:
-        """Call `attempt` when it is this request's turn, until it gives something; None once it is over.
+        """Call `attempt` when it is this request's turn, until it gives a place; None once it is over.
+
+        From then on the request runs, and end() has to be called.
 
         Raises:
-            LilyError: Nobody else could give a place back.
+            LilyError: Nobody could give a place back.
         """
-        ticket = object()
+        thread = threading.current_thread()
+        ticket = (thread, getattr(thread, "task", None), object())
         with self._changed:
             self._queue.append(ticket)
             try:
                 while not flag.raised and not flag.expired:
                     if self._queue[0] is ticket:
-                        got = attempt()
-                        if got is not None:
+                        if (got := attempt()) is not None:
+                            self._readers[id(flag)] = thread
                             return got
+                        self._tried = True
+                    if self._tried:
                         self._check_hope()
                     self._changed.wait(_LOOK)
                 return None
@@ -55,33 +60,33 @@ class Admission:
                 self._changed.notify_all()
 
     def _check_hope(self) -> None:
-        me = threading.get_ident()
-        if all(reader == me for reader in list(self._readers.values())):
-            who = "replies that this thread has not read to their end" if self._readers else "open sessions"
-            raise LilyError(
-                f"all sessions are in use by {who}; close one or open the engine with a larger max_sessions"
-            )
+        readers = list(self._readers.values())
+        waiting = {id(who) for ticket in self._queue for who in ticket}
+        if any(id(reader) not in waiting and _is_there(reader) for reader in readers):
+            return
+        who = "replies that nobody goes on reading" if readers else "open sessions"
+        raise LilyError(
+            f"all sessions are in use by {who}; close one or open the engine with a larger max_sessions "
+            "(the engine's own session counts: reset() gives its place back)"
+        )
 
-    @contextmanager
-    def running(self, flag: Flag) -> Iterator[None]:
-        """Be a running request for a with statement."""
-        self._readers[id(flag)] = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._readers.pop(id(flag), None)
-            self.notify()
-
-    def read(self, flag: Flag) -> None:
-        """Note that this thread reads a request, if it is a running one."""
-        if id(flag) in self._readers:
-            self._readers[id(flag)] = threading.get_ident()
-
-    def notify(self) -> None:
-        """A place may have become free."""
-        if (
-            os.getpid() != self._pid
-        ):  # in a forked child, where nobody waits and the lock may be held for ever
+    def end(self, flag: object) -> None:
+        """A request, or something else that had a place, has ended and given it back."""
+        if os.getpid() != self._pid:  # a forked child: nobody waits, and the lock may be held for ever
             return
         with self._changed:
+            self._readers.pop(id(flag), None)
+            self._tried = False
             self._changed.notify_all()
+
+    def read(self, flag: Flag, reader: object = None) -> None:
+        """Note who reads a request, if it is a running one; default: this thread."""
+        if id(flag) in self._readers:
+            self._readers[id(flag)] = threading.current_thread() if reader is None else reader
+
+
+def _is_there(reader: object) -> bool:
+    """Whether a thread or task has not ended."""
+    if isinstance(reader, threading.Thread):
+        return reader.is_alive()
+    return not reader.done()  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ class AsyncStream(Unique, AsyncIterator[Chunk]):
 
     def __init__(self, make: Callable[[], Stream[Chunk]]) -> None:
         self._reading = _Reading(make)
-        self._thread: threading.Thread | None = None
+        self._thread: _Thread | None = None
 
     def __aiter__(self) -> AsyncStream:
         return self
@@ -43,10 +43,14 @@ class AsyncStream(Unique, AsyncIterator[Chunk]):
         if self._thread is None:
             reading.loop = asyncio.get_running_loop()
             # A thread of its own: one of a pool could wait behind requests that wait for this one.
-            self._thread = threading.Thread(target=reading.run, name="lily-agenerate", daemon=True)
+            self._thread = _Thread(target=reading.run, name="lily-agenerate", daemon=True)
+            self._thread.task = reading.task = asyncio.current_task()
             self._thread.start()
         elif reading.loop is not asyncio.get_running_loop():
             raise RuntimeError("an asynchronous reply belongs to the event loop that began to read it")
+        reading.task = asyncio.current_task()
+        if reading.closed:
+            raise StopAsyncIteration
         try:
             item = await reading.items.get()
         except asyncio.CancelledError:
@@ -69,13 +73,20 @@ class AsyncStream(Unique, AsyncIterator[Chunk]):
             reading.close()
 
 
+class _Thread(threading.Thread):
+    """A thread that works for a task."""
+
+    task: asyncio.Task[object] | None = None
+
+
 class _Reading:
     """What the thread shares with the iterator; it does not keep the iterator alive."""
 
     def __init__(self, make: Callable[[], Stream[Chunk]]) -> None:
         self._make = make
         self._stream: Stream[Chunk] | None = None
-        self._closed = False
+        self.closed = False
+        self.task: asyncio.Task[object] | None = None  # the one that reads
         self.loop: asyncio.AbstractEventLoop | None = None
         self.items: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
         self.room = threading.Semaphore(_AHEAD)
@@ -85,9 +96,11 @@ class _Reading:
         end: BaseException | None = None
         try:
             self._stream = self._make()
-            for chunk in self._stream if not self._closed else ():
-                self.room.acquire()
-                if self._closed:
+            for chunk in self._stream if not self.closed else ():
+                if not self.room.acquire(blocking=False):  # now it is the task that does not go on
+                    self._stream.wait_for(self.task)
+                    self.room.acquire()
+                if self.closed:
                     break
                 self._hand_over(chunk)
         except BaseException as error:
@@ -106,7 +119,7 @@ class _Reading:
 
     def close(self) -> None:
         """End the reply; any thread may call it."""
-        self._closed = True
+        self.closed = True
         if self._stream is not None:
             self._stream.close()
         self.room.release()

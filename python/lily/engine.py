@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lily.core import ContextPolicy, Core, Messages, Progress, Request, TokenIds, check_progress
+from lily.core import ContextPolicy, Core, Ids, Messages, Progress, Request, TokenIds, check_progress
 from lily.errors import CheckpointError, OutOfMemoryError, TimeLimitError
 from lily.files import named
 from lily.prefill import Prefill
@@ -25,6 +25,7 @@ from lily.stream import Stream, Unique, new_flag
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from lily import _native
     from lily._native import Flag
     from lily.asynchronous import AsyncStream
     from lily.checkpoint import Checkpoint
@@ -38,6 +39,7 @@ MAX_CONTEXT = 1 << 24
 MAX_CHUNK = 1 << 16
 MAX_SESSIONS = 1 << 12
 MAX_THREADS = 1 << 10
+MAX_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class Engine(Unique):
         from lily.tokenizer import Tokenizer
 
         _check_settings(device, context, prefill_chunk, max_sessions, threads, memory_limit)
-        check_int("snapshot_memory", snapshot_memory, 0, None)
+        check_int("snapshot_memory", snapshot_memory, 0, MAX_BYTES)
         check_progress(progress)
         self._checkpoint = checkpoint = _open(model, revision, progress)
         context = _context_of(checkpoint, context)
@@ -190,7 +192,7 @@ class Engine(Unique):
         """
         _check_settings(device, context, prefill_chunk, max_sessions, 0, None)
         checkpoint = _open(model, revision, None)
-        check_int("snapshot_memory", snapshot_memory, 0, None)
+        check_int("snapshot_memory", snapshot_memory, 0, MAX_BYTES)
         settings = {"prefill_chunk": prefill_chunk or 0, "max_sessions": max_sessions, "device": device}
         context = _context_of(checkpoint, context)
         plan = _memory_plan(checkpoint, {**settings, "context": context, "snapshot_memory": snapshot_memory})
@@ -271,8 +273,16 @@ class Engine(Unique):
         return self._default_session().step(max_tokens, sampling, **options)
 
     def reset(self) -> None:
-        """Forget all tokens of the engine's own session."""
-        self._default_session().reset()
+        """Forget all tokens of the engine's own session, and give its place back if nothing uses it."""
+        with self._core.lock():
+            session = self._session
+            if session is None:
+                self._core.native()
+                return
+            session.reset()
+            if session._is_idle():
+                self._session = None
+                session.close()
 
     def generate(
         self,
@@ -350,7 +360,7 @@ class Engine(Unique):
         )
         if session is None:
             flag = new_flag()
-            return Stream(self._run(request, flag), flag)
+            return Stream(self._run(request, flag), flag, self._core.admission)
         if session._core is not self._core:
             raise ValueError("session belongs to another engine")
         return session._stream(request)
@@ -411,8 +421,16 @@ class Engine(Unique):
         # The last position has no next token: its log probability is computed for token 0 and dropped.
         targets = np.append(ids[1:], np.int32(0)).astype(np.int32)
         flag = new_flag()
-        native = self._core.admission.wait(flag, self._core.new_native)
-        assert native is not None
+        try:
+            native = self._core.admission.wait(flag, self._core.new_native)
+            assert native is not None
+            parts = self._scores(native, ids, targets, top_logprobs)
+        finally:
+            self._core.admission.end(flag)
+        logprobs, top_ids, top = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return Score(ids, logprobs[:-1], top_ids, top)
+
+    def _scores(self, native: _native.Session, ids: Ids, targets: Ids, top_logprobs: int) -> list[list[Any]]:
         parts = []
         done = 0
         try:
@@ -423,9 +441,7 @@ class Engine(Unique):
         finally:
             if not self._core.closed:
                 native.close()
-            self._core.admission.notify()
-        logprobs, top_ids, top = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return Score(ids, logprobs[:-1], top_ids, top)
+        return parts
 
     def _default_session(self) -> Session:
         with self._core.lock():
@@ -444,21 +460,22 @@ class Engine(Unique):
     def _run(self, request: Request, flag: Flag) -> Generator[Chunk, None, None]:
         if request.timeout is not None:
             flag.expire_after(request.timeout)
-        admission = self._core.admission
-        place = admission.wait(flag, lambda: self._place(request, flag))
-        if place is None:
-            if not flag.raised:
-                raise TimeLimitError("the request waited for its turn longer than its timeout")
-            return
-        with admission.running(flag):
-            if place is self._session:
+        try:
+            place = self._core.admission.wait(flag, lambda: self._place(request, flag))
+            if place is None:
+                if not flag.raised:
+                    raise TimeLimitError("the timeout was over before it was the request's turn")
+            elif place is self._session:
                 yield from place._run(request, flag)
-                return
-            with place:
-                try:
-                    yield from place._run(request, flag)
-                finally:
-                    place._stow()
+            else:
+                with place:
+                    try:
+                        yield from place._run(request, flag)
+                    finally:
+                        place._stow()
+        finally:
+            flag.set()
+            self._core.admission.end(flag)
 
     def _place(self, request: Request, flag: Flag) -> Session | None:
         """Return the engine's own session if it is idle, else a temporary one; None if all are in use."""
@@ -478,7 +495,7 @@ def _check_settings(
     threads: int,
     memory_limit: int | None,
 ) -> None:
-    if device not in DEVICES and not CUDA_DEVICE.fullmatch(device):
+    if device not in DEVICES and not (isinstance(device, str) and CUDA_DEVICE.fullmatch(device)):
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, not {device!r}")
     check_int("context", context, 1, MAX_CONTEXT)
     check_int("prefill_chunk", prefill_chunk, 64, MAX_CHUNK)
@@ -486,7 +503,7 @@ def _check_settings(
         raise ValueError(f"prefill_chunk must be a multiple of 64, not {prefill_chunk}")
     check_int("max_sessions", max_sessions, 1, MAX_SESSIONS, optional=False)
     check_int("threads", threads, 0, MAX_THREADS, optional=False)
-    check_int("memory_limit", memory_limit, 1, None)
+    check_int("memory_limit", memory_limit, 1, MAX_BYTES)
 
 
 def _open(model: str | os.PathLike[str], revision: str | None, progress: Progress | None) -> Checkpoint:

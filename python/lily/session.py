@@ -45,6 +45,7 @@ class Session(Unique):
         self._lock = ProcessLock()
         self._closed = False
         self._epoch = 0
+        self._saving = False  # by the thread that has the lock
         self._pending: Prompt | None = None
         self._failure: BaseException | None = None
         self._tokens = array("i")  # the context, to see whether it ends inside reasoning
@@ -86,12 +87,13 @@ class Session(Unique):
         if self._lock.foreign:
             return
         with self._lock():
+            self._check_free()
             if not self._closed:
                 self._closed = True
                 self._pending = None
                 if not self._core.closed:
                     self._native.close()
-                self._core.admission.notify()
+                self._core.admission.end(self._lock)
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
@@ -184,12 +186,17 @@ class Session(Unique):
         check_progress(progress)
         with self._lock():
             self._settle()
-            save(self._native, self._tokens, self._core.fingerprint, path, progress)
+            self._saving = True
+            try:
+                save(self._native, self._tokens, self._core.fingerprint, path, progress)
+            finally:
+                self._saving = False
 
     def reset(self) -> None:
         """Forget all tokens."""
         with self._lock():
             self._check_open()
+            self._check_free()
             self._restart()
             self._epoch += 1
             self._raise_parked()
@@ -301,7 +308,12 @@ class Session(Unique):
     def _stream(self, request: Request) -> Stream[Chunk]:
         self._check_open()
         flag = new_flag()
-        return Stream(self._run(request, flag), flag)
+        return Stream(self._timed(request, flag), flag)
+
+    def _timed(self, request: Request, flag: Flag) -> Generator[Chunk, None, None]:
+        if request.timeout is not None:
+            flag.expire_after(request.timeout)
+        yield from self._run(request, flag)
 
     def _claim(self, flag: Flag) -> bool:
         """Reserve an idle session for a generation; False if another one is under way."""
@@ -309,6 +321,11 @@ class Session(Unique):
             if self._owner is None or self._owner.raised:
                 self._owner = flag
             return self._owner is flag
+
+    def _is_idle(self) -> bool:
+        """Whether no generation is under way."""
+        with self._claims():
+            return self._owner is None or self._owner.raised
 
     def _is_over(self, flag: Flag) -> bool:
         """Whether a loop has to end; an error if its time is up."""
@@ -323,8 +340,6 @@ class Session(Unique):
             if flag.raised:
                 return
             self._owner = flag
-        if request.timeout is not None:
-            flag.expire_after(request.timeout)
         try:
             yield from self._reply(request, flag)
         finally:
@@ -336,7 +351,7 @@ class Session(Unique):
 
     def _stow(self) -> None:
         """Leave what a session that is to be closed has read to later prompts, if there is room."""
-        with self._lock(), contextlib.suppress(LilyError):
+        with contextlib.suppress(LilyError), self._lock():
             if not self._closed and len(self._tokens) >= LEAST_KEPT:
                 self._native.snapshot(False)
 
@@ -427,6 +442,7 @@ class Session(Unique):
             if flag.raised:
                 return self._epoch, Reuse()
             self._check_open()
+            self._check_free()
             reuse = Reuse()
             if ids is not None:
                 self._raise_parked()
@@ -538,9 +554,15 @@ class Session(Unique):
             self._failure = error
         return False
 
+    def _check_free(self) -> None:
+        """Raise LilyError in the progress callback of save()."""
+        if self._saving:
+            raise LilyError("the session is being saved")
+
     def _settle(self, flag: Flag | None = None) -> None:
         """Complete a prompt that was not read, and raise what went wrong with one that was dropped."""
         self._check_open()
+        self._check_free()
         self._raise_parked()
         while self._pending is not None and not (flag is not None and flag.raised):
             self._continue(self._pending)
@@ -557,6 +579,7 @@ class Session(Unique):
 
     def _check_current(self, epoch: int) -> None:
         self._check_open()
+        self._check_free()
         if epoch != self._epoch:
             raise LilyError(_OUT_OF_DATE)
 

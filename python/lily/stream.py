@@ -12,6 +12,7 @@ from lily.errors import LilyError
 
 if TYPE_CHECKING:
     from lily._native import Flag
+    from lily.admission import Admission
 
 T = TypeVar("T")
 
@@ -76,9 +77,12 @@ class Stream(Unique, Iterator[T]):
     then ends after at most one more step, or chunk of a prompt, and the session stays usable.
     """
 
-    def __init__(self, loop: Generator[T, None, None], flag: Flag) -> None:
+    def __init__(
+        self, loop: Generator[T, None, None], flag: Flag, admission: Admission | None = None
+    ) -> None:
         self._loop = loop
         self._flag = flag
+        self._admission = admission
         self._inside = False  # the thread that has the lock is in the loop
         self._lock = ProcessLock()
 
@@ -96,6 +100,8 @@ class Stream(Unique, Iterator[T]):
             with self._lock():
                 if self._flag.raised:
                     raise StopIteration
+                if self._inside:
+                    raise LilyError("a stream cannot be read from within its own progress callback")
                 self._inside = True
                 try:
                     return next(self._loop)
@@ -104,6 +110,11 @@ class Stream(Unique, Iterator[T]):
         finally:
             if self._flag.raised:
                 self._end()
+
+    def wait_for(self, reader: object) -> None:
+        """Note that reading only goes on when a task does."""
+        if self._admission is not None and reader is not None:
+            self._admission.read(self._flag, reader)
 
     def close(self) -> None:
         """End the stream, without waiting for a thread that reads it; a second call does nothing."""

@@ -344,14 +344,20 @@ void Engine::close() {
     }
     const std::lock_guard guard(mutex_);
     running_.reset();
+    closed_ = true;
     if (snapshots_) snapshots_->abandon();
     device_.reset();  // waits for what is in flight, and frees its memory
     programs_.clear();
 }
 
-Engine::Guard Engine::lock(const CancelFlag* flag) {
+void Engine::check_usable() const {
     if (getpid() != process_)
         throw Error(ErrorKind::kLogic, "this engine belongs to the parent process; open a new one after fork()");
+    if (closed_) throw Error(ErrorKind::kLogic, "the engine is closed");
+}
+
+Engine::Guard Engine::lock(const CancelFlag* flag) {
+    check_usable();
     mutex_.lock([&] {
         if (flag != nullptr && flag->over()) throw Error(ErrorKind::kCancelled, "the call is over");
         if (interrupt_) interrupt_();

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -145,6 +146,8 @@ private:
     using PlanKey = std::tuple<Recorded, uint32_t, uint32_t>;
 
     using Guard = std::unique_lock<FairMutex>;
+    // Throws kLogic when the engine is closed or belongs to the parent process.
+    void check_usable() const;
     // Waits for the engine, behind those who came before; throws kLogic when it is closed or belongs to the parent
     // process, kCancelled when the flag says so meanwhile.
     Guard lock(const CancelFlag* flag = nullptr);
@@ -188,6 +191,7 @@ private:
 
     FairMutex mutex_;
     std::function<void()> interrupt_;
+    std::atomic<bool> closed_{false};
     pid_t process_;
     std::unique_ptr<Device> device_;
     Model model_;

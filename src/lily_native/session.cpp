@@ -45,13 +45,12 @@ Session::Session(std::shared_ptr<Engine> engine, Unplaced) : engine_(std::move(e
 }
 
 Session::Session(std::shared_ptr<Engine> engine) : Session(std::move(engine), Unplaced()) {
-    const auto guard = engine_->lock();
+    engine_->check_usable();
     take_place();
-    write_sampling(sampling_);
 }
 
+// Does not wait for the device: the first call that has it does what is to be done there.
 void Session::take_place() {
-    engine_->settle();  // a step in flight may be that of the session that had this place before
     {
         const std::lock_guard pools(engine_->pools_);
         if (engine_->free_sessions_.empty())
@@ -87,7 +86,9 @@ void Session::give_back() {
 Engine::Guard Session::lock_running(const CancelFlag* flag) {
     auto guard = engine_->lock(flag);
     if (!index_) throw Error(ErrorKind::kLogic, "the session is closed");
-    if (engine_->running_ != queue_) engine_->settle();
+    if (engine_->running_ != queue_) engine_->settle();  // maybe steps of the session that had this place before
+    if (!placed_) write_sampling(sampling_);
+    placed_ = true;
     return guard;
 }
 

@@ -142,6 +142,7 @@ private:
     uint32_t last_rows_ = 0;             // rows of the newest pass; 0 before any
     uint32_t generation_ = 0;            // of the newest recurrent state
     bool counts_valid_ = false;
+    bool placed_ = false;  // the device knows the sampling parameters
     uint32_t ticket_ = 0;
     Sampling sampling_;
     std::vector<std::shared_ptr<const Snapshot>> pins_;

@@ -13,6 +13,7 @@ std::unique_ptr<Session> Session::fork() {
     child->take_place();
     child->sampling_ = sampling_;
     child->write_sampling(sampling_);
+    child->placed_ = true;
     if (tokens_.empty()) return child;
     const size_t held = (tokens_.size() + PAGE - 1) / PAGE;
     child->pages_.assign(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(held));
@@ -75,7 +76,7 @@ bool Session::snapshot(bool pinned) {
     if (!made)
         throw Error(ErrorKind::kOutOfMemory, "snapshot_memory has room for " +
                                                  std::to_string(engine_->snapshots_->most()) +
-                                                 " snapshots, which all are in use");
+                                                 " snapshots, and none of them can go");
     if (std::find(pins_.begin(), pins_.end(), made) == pins_.end()) pins_.push_back(made);
     return true;
 }
