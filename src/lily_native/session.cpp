@@ -53,7 +53,12 @@ Session::Session(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), s
         index_ = engine_->free_sessions_.back();
         engine_->free_sessions_.pop_back();
     }
-    engine_->write<SampleParams>(engine_->model_.state.params.slice(*index_, 1), {&sampling_.params, 1});
+    try {
+        engine_->write<SampleParams>(engine_->model_.state.params.slice(*index_, 1), {&sampling_.params, 1});
+    } catch (...) {
+        give_back();  // what was never made is not destroyed
+        throw;
+    }
 }
 
 // Nobody else has the session any more, so this need not wait until the engine is idle.
