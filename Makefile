@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CXX_SOURCES := $(wildcard src/lily_native/*.cpp src/lily_native/*.h src/lily_native/*.mm src/lily_bench/*.cpp \
-    src/lily_bench/*.h tests/native/*.cpp tests/native/*.h \
+    src/lily_bench/*.h tests/native/*.cpp tests/native/*.h tests/cuda_double/*.cpp tests/cuda_double/*.h \
     tests/metal_double/*.cpp tests/metal_double/*.h tests/metal_double/*.mm tests/metal_double/include/Foundation/*.h)
 PACKAGE_SOURCES := pyproject.toml CMakeLists.txt $(shell find python src shaders tools -name '*.py' -o -name '*.cpp' \
     -o -name '*.h' -o -name '*.mm' -o -name '*.metal' -o -name '*.txt' -o -name '*.jinja' -o -name '*.json' -o -name '*.safetensors' -o -name '*.pyi' -o -name py.typed)

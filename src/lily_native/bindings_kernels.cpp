@@ -105,21 +105,7 @@ struct Array {
 // The slots' memory on the device, between guards; released whatever happens.
 class Arrays {
 public:
-    Arrays(Device& device, const KernelInfo& kernel, const py::dict& slots) : device_(device), kernel_(kernel) {
-        if (py::len(slots) != kernel.slot_count)
-            throw Error(ErrorKind::kValue, std::string(kernel.name) + ": wrong number of slots");
-        for (uint32_t i = 0; i < kernel.slot_count; ++i) {
-            const auto array = py::cast<py::array>(slots[kernel.slots[i].name]);
-            if (!(array.flags() & py::array::c_style))
-                throw Error(ErrorKind::kValue, std::string(kernel.slots[i].name) + ": the array must be contiguous");
-            const auto bytes = static_cast<uint64_t>(array.nbytes());
-            const BufferId buffer = device.allocate("test", bytes + 2 * kGuard);
-            arrays_.push_back({array, buffer, bytes});
-            std::vector<std::byte> guarded(bytes + 2 * kGuard, kGuardByte);
-            std::memcpy(guarded.data() + kGuard, array.data(), bytes);
-            device.write(buffer, 0, guarded.data(), guarded.size());
-        }
-    }
+    Arrays(Device& device, const KernelInfo& kernel) : device_(device), kernel_(kernel) {}
     Arrays(const Arrays&) = delete;
     Arrays& operator=(const Arrays&) = delete;
     ~Arrays() {
@@ -132,6 +118,21 @@ public:
         }
     }
 
+    void put(const py::dict& slots) {
+        if (py::len(slots) != kernel_.slot_count)
+            throw Error(ErrorKind::kValue, std::string(kernel_.name) + ": wrong number of slots");
+        for (uint32_t i = 0; i < kernel_.slot_count; ++i) {
+            const auto array = py::cast<py::array>(slots[kernel_.slots[i].name]);
+            if (!(array.flags() & py::array::c_style))
+                throw Error(ErrorKind::kValue, std::string(kernel_.slots[i].name) + ": the array must be contiguous");
+            const auto bytes = static_cast<uint64_t>(array.nbytes());
+            const BufferId buffer = device_.allocate("test", bytes + 2 * kGuard);
+            arrays_.push_back({array, buffer, bytes});
+            std::vector<std::byte> guarded(bytes + 2 * kGuard, kGuardByte);
+            std::memcpy(guarded.data() + kGuard, array.data(), bytes);
+            device_.write(buffer, 0, guarded.data(), guarded.size());
+        }
+    }
     SlotRef ref(uint32_t i) const { return {arrays_[i].buffer, kGuard, arrays_[i].bytes}; }
 
     // Copies everything back, also what should be unchanged; throws kLogic when a guard was overwritten.
@@ -161,7 +162,8 @@ std::vector<double> run_kernel(const std::string& name, const py::dict& args, co
     const KernelInfo& kernel = kernel_named(name);
     Launch launch = launch_of(kernel, args, consts);
     Device& device = test_device(device_name, threads);
-    Arrays arrays(device, kernel, slots);
+    Arrays arrays(device, kernel);
+    arrays.put(slots);
     for (uint32_t i = 0; i < kernel.slot_count; ++i) launch.slots[i] = arrays.ref(i);
     Recorder recorder;
     recorder.scope("test");

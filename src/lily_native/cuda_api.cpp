@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <span>
 
@@ -15,6 +17,10 @@ constexpr const char* kDriverNames[] = {"libcuda.so.1", "libcuda.so"};
 constexpr const char* kCompilerNames[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so",
                                           "/usr/local/cuda/lib64/libnvrtc.so"};
 constexpr int kDriverOfCompiler13 = 13000;  // a driver takes code of compilers of its own major version, or older
+
+// After these "the process must be terminated and relaunched", says cuda.h: an address that cannot be used, a time-out,
+// an assertion, what is wrong with an instruction, a launch that failed.
+constexpr Result kStaying[] = {226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 725};
 
 void* open_first(std::span<const char* const> names, const char* advice) {
     std::string reason;
@@ -33,10 +39,16 @@ void find(void* library, const char* name, F& function) {
         throw Error(ErrorKind::kUnsupported, std::string("cuda: ") + name + " is missing: CUDA 12.4 is needed");
 }
 
-std::string text_of(const Driver& driver, Result result) {
+template <class Signature>
+void find(void* library, const char* name, Entry<Signature>& entry) {
+    entry.name = name;
+    find(library, name, entry.address);
+}
+
+std::string text_of(const Driver& driver, const Outcome& outcome) {
     const char* text = nullptr;
-    if (driver.error_string(result, &text) != kSuccess || !text) return "error " + std::to_string(result);
-    return text;
+    const bool known = driver.error_string(outcome.result, &text).ok() && text;
+    return std::string(outcome.function) + ": " + (known ? text : "error " + std::to_string(outcome.result));
 }
 
 Driver open_driver() {
@@ -45,8 +57,8 @@ Driver open_driver() {
 #define LILY_FIND(member, name, parameters) find(library, #name, made.member);
     LILY_CUDA_FUNCTIONS(LILY_FIND)
     // A machine may have the driver and no GPU.
-    if (const Result result = made.init(0); result != kSuccess)
-        throw Error(ErrorKind::kUnsupported, "cuda: the driver does not start: " + text_of(made, result));
+    if (const Outcome outcome = made.init(0); !outcome.ok())
+        throw Error(ErrorKind::kUnsupported, "cuda: the driver does not start: " + text_of(made, outcome));
     return made;
 }
 
@@ -54,7 +66,7 @@ Driver open_driver() {
 int driver_version() {
     try {
         int version = 0;
-        if (driver().driver_version(&version) == kSuccess) return version;
+        if (driver().driver_version(&version).ok()) return version;
     } catch (const Error&) {
     }
     return std::numeric_limits<int>::max();
@@ -80,14 +92,21 @@ const Driver& driver() {
     return opened;
 }
 
-void check(Result result, const std::string& what) {
-    if (result == kSuccess) return;
-    throw Error(result == kOutOfMemory ? ErrorKind::kOutOfMemory : ErrorKind::kDevice,
-                "cuda: " + what + ": " + text_of(result));
+bool stays(Result result) {
+    return std::find(std::begin(kStaying), std::end(kStaying), result) != std::end(kStaying);
 }
 
-std::string text_of(Result result) {
-    return text_of(driver(), result);
+std::string text_of(const Outcome& outcome) {
+    return text_of(driver(), outcome) + (stays(outcome.result) ? "; restart the process" : "");
+}
+
+void check(const Outcome& outcome, const std::string& what) {
+    if (!outcome.ok()) fail(outcome, what);
+}
+
+void fail(const Outcome& outcome, const std::string& what) {
+    throw Error(outcome.result == kOutOfMemory ? ErrorKind::kOutOfMemory : ErrorKind::kDevice,
+                "cuda: " + what + ": " + text_of(outcome));
 }
 
 const Compiler& compiler() {

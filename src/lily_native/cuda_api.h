@@ -11,6 +11,25 @@ namespace lily::cuda {
 using Result = int;
 inline constexpr Result kSuccess = 0, kOutOfMemory = 2;
 
+// What a call returned, and which function it was, for messages.
+struct Outcome {
+    Result result;
+    const char* function;
+
+    bool ok() const { return result == kSuccess; }
+};
+
+// A function of one of the libraries.
+template <class Signature>
+struct Entry;
+template <class... Types>
+struct Entry<Result(Types...)> {
+    Result (*address)(Types...);
+    const char* name;
+
+    Outcome operator()(Types... arguments) const { return {address(arguments...), name}; }
+};
+
 using DeviceHandle = int;
 using DevicePointer = unsigned long long;
 using Context = struct ContextObject*;
@@ -117,7 +136,7 @@ inline constexpr EdgeData kPlainEdge{}, kProgrammaticEdge{1, 0, 1, {}};
 
 // The driver's functions. They need a current context where cuda.h says so.
 struct Driver {
-#define LILY_MEMBER(member, name, parameters) Result(*member) parameters;
+#define LILY_MEMBER(member, name, parameters) Entry<Result parameters> member;
     LILY_CUDA_FUNCTIONS(LILY_MEMBER)
 #undef LILY_MEMBER
 };
@@ -138,7 +157,7 @@ using Program = struct ProgramObject*;
 
 struct Compiler {
     const char* (*error_string)(Result result);
-#define LILY_MEMBER(member, name, parameters) Result(*member) parameters;
+#define LILY_MEMBER(member, name, parameters) Entry<Result parameters> member;
     LILY_NVRTC_FUNCTIONS(LILY_MEMBER)
 #undef LILY_MEMBER
 };
@@ -148,9 +167,12 @@ struct Compiler {
 const Driver& driver();
 const Compiler& compiler();
 
-// CUDA's own text.
-std::string text_of(Result result);
-// Throws kOutOfMemory or kDevice with that text unless the result is success.
-void check(Result result, const std::string& what);
+// Whether it is an error that stays with the context, whatever is called from then on.
+bool stays(Result result);
+// The function and CUDA's own text, and what to do where that is known.
+std::string text_of(const Outcome& outcome);
+// Throws kOutOfMemory or kDevice with that text unless all went well.
+void check(const Outcome& outcome, const std::string& what);
+[[noreturn]] void fail(const Outcome& outcome, const std::string& what);
 
 }  // namespace lily::cuda

@@ -40,45 +40,49 @@ std::string cache_place;
 // The program of the compiler's; destroyed with this.
 class Compilation {
 public:
-    explicit Compilation(const std::string& source) {
+    // what: for messages.
+    Compilation(const std::string& source, std::string what) : what_(std::move(what)) {
         std::vector<const char*> texts, names;
         for (size_t i = 0; i < kCudaHeaderCount; ++i) {
             texts.push_back(kCudaHeaders[i].text);
             names.push_back(kCudaHeaders[i].name);
         }
-        if (compiler_.create(&program_, source.c_str(), "lily.cu", static_cast<int>(names.size()), texts.data(),
-                             names.data()) != cuda::kSuccess)
-            throw Error(ErrorKind::kDevice, "cuda: the run-time compiler does not start");
+        check(compiler_.create(&program_, source.c_str(), "lily.cu", static_cast<int>(names.size()), texts.data(),
+                               names.data()));
     }
     Compilation(const Compilation&) = delete;
     Compilation& operator=(const Compilation&) = delete;
     ~Compilation() { compiler_.destroy(&program_); }
 
-    // Why not, or nothing.
-    std::string run(const std::vector<const char*>& options) {
-        const cuda::Result result = compiler_.compile(program_, static_cast<int>(options.size()), options.data());
-        return result == cuda::kSuccess ? "" : compiler_.error_string(result);
+    void run(const std::vector<const char*>& options) {
+        const auto outcome = compiler_.compile(program_, static_cast<int>(options.size()), options.data());
+        check(outcome, outcome.ok() ? "" : ": " + log());
     }
+    // Empty where there is none: it is for people.
     std::string log() const {
-        std::string text = bytes_of(compiler_.log_size, compiler_.log);
+        size_t bytes = 0;
+        if (!compiler_.log_size(program_, &bytes).ok()) return "";
+        std::string text(bytes, '\0');
+        if (!compiler_.log(program_, text.data()).ok()) return "";
         while (!text.empty() && text.back() == '\0') text.pop_back();
         return text;
     }
     std::string code() const {
-        std::string image = bytes_of(compiler_.cubin_size, compiler_.cubin);
-        if (image.empty()) throw Error(ErrorKind::kDevice, "cuda: the run-time compiler gives no code");
+        size_t bytes = 0;
+        check(compiler_.cubin_size(program_, &bytes));
+        std::string image(bytes, '\0');
+        check(compiler_.cubin(program_, image.data()));
         return image;
     }
 
 private:
-    template <class Size, class Get>
-    std::string bytes_of(Size size, Get get) const {
-        size_t bytes = 0;
-        if (size(program_, &bytes) != cuda::kSuccess) return "";
-        std::string made(bytes, '\0');
-        return get(program_, made.data()) == cuda::kSuccess ? made : "";
+    void check(const cuda::Outcome& outcome, const std::string& more = "") const {
+        if (!outcome.ok())
+            throw Error(ErrorKind::kDevice, "cuda: " + what_ + ": " + outcome.function + ": " +
+                                                compiler_.error_string(outcome.result) + more);
     }
 
+    const std::string what_;
     const cuda::Compiler& compiler_ = cuda::compiler();
     cuda::Program program_ = nullptr;
 };
@@ -108,7 +112,9 @@ CudaCompiler::CudaCompiler(std::string architecture, std::string folder)
 
 std::string CudaCompiler::version() const {
     int major = 0, minor = 0;
-    cuda::compiler().version(&major, &minor);
+    if (const cuda::Outcome outcome = cuda::compiler().version(&major, &minor); !outcome.ok())
+        throw Error(ErrorKind::kDevice, std::string("cuda: cannot ask the run-time compiler: ") + outcome.function +
+                                            ": " + cuda::compiler().error_string(outcome.result));
     return std::to_string(major) + "." + std::to_string(minor);
 }
 
@@ -117,13 +123,11 @@ CudaImage CudaCompiler::compile(const Variant& variant) const {
 }
 
 CudaImage CudaCompiler::compile(const Variant& variant, const std::string& source) const {
-    Compilation compilation(source);
+    Compilation compilation(source, function_name(variant) + " does not compile for " + architecture_);
     const std::string architecture = "--gpu-architecture=" + architecture_;
     std::vector<const char*> options(std::begin(kOptions), std::end(kOptions));
     options.push_back(architecture.c_str());
-    if (const std::string problem = compilation.run(options); !problem.empty())
-        throw Error(ErrorKind::kDevice, "cuda: " + function_name(variant) + " does not compile for " + architecture_ +
-                                            ": " + problem + ": " + compilation.log());
+    compilation.run(options);
     return {compilation.code(), compilation.log()};
 }
 

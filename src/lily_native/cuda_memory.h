@@ -60,20 +60,20 @@ private:
 class Current {
 public:
     explicit Current(const GpuContext& context) : Current(context, std::nothrow) {
-        check(result_, "cannot use the GPU");
+        check(outcome_, "cannot use the GPU");
     }
     // For destructors, which must ask whether it is current.
-    Current(const GpuContext& context, std::nothrow_t) : result_(cuda::driver().push_context(context.handle())) {}
+    Current(const GpuContext& context, std::nothrow_t) : outcome_(cuda::driver().push_context(context.handle())) {}
     Current(const Current&) = delete;
     Current& operator=(const Current&) = delete;
     ~Current() {
         cuda::Context popped;
         if (*this) cuda::driver().pop_context(&popped);
     }
-    explicit operator bool() const { return result_ == cuda::kSuccess; }
+    explicit operator bool() const { return outcome_.ok(); }
 
 private:
-    cuda::Result result_;
+    cuda::Outcome outcome_;
 };
 
 inline std::pair<uint64_t, uint64_t> GpuContext::memory() const {
@@ -82,6 +82,19 @@ inline std::pair<uint64_t, uint64_t> GpuContext::memory() const {
     check(cuda::driver().memory_info(&available, &total), "cannot ask for free memory");
     return {available, total};
 }
+
+// An event that goes with this; its context must be current then.
+class OwnEvent {
+public:
+    explicit OwnEvent(unsigned flags) { check(cuda::driver().event_create(&event_, flags), "cannot make an event"); }
+    OwnEvent(const OwnEvent&) = delete;
+    OwnEvent& operator=(const OwnEvent&) = delete;
+    ~OwnEvent() { cuda::driver().event_destroy(event_); }
+    cuda::Event get() const { return event_; }
+
+private:
+    cuda::Event event_ = nullptr;
+};
 
 struct Memory {
     cuda::DevicePointer address = 0;
@@ -95,14 +108,11 @@ public:
     CudaUpload(std::shared_ptr<GpuContext> context, const std::vector<Memory>& buffers)
         : context_(std::move(context)), buffers_(buffers) {}
     ~CudaUpload() override {
-        const cuda::Driver& driver = cuda::driver();
+        if (pieces_.empty()) return;  // as after finish()
         const Current current(*context_, std::nothrow);
         if (!current) return;
-        for (const Piece& piece : pieces_) {
-            driver.stream_wait(piece.stream);
-            driver.stream_destroy(piece.stream);
-            driver.free_host(piece.memory);
-        }
+        for (const Piece& piece : pieces_) cuda::driver().stream_wait(piece.stream);
+        free_pieces();
     }
 
     void fill(BufferId buffer, const Rows& rows, const Make& make) override {
@@ -131,6 +141,7 @@ public:
         const Current current(*context_);
         const std::lock_guard guard(mutex_);
         for (const Piece& piece : pieces_) check(cuda::driver().stream_wait(piece.stream), "cannot write to the GPU");
+        free_pieces();  // here, where the context is current for certain
     }
 
 private:
@@ -138,6 +149,15 @@ private:
         void* memory = nullptr;
         cuda::Stream stream = nullptr;
     };
+
+    void free_pieces() {
+        for (const Piece& piece : pieces_) {
+            cuda::driver().stream_destroy(piece.stream);
+            cuda::driver().free_host(piece.memory);
+        }
+        pieces_.clear();
+        unused_.clear();
+    }
 
     Piece take() {
         std::unique_lock guard(mutex_);

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <map>
-#include <mutex>
 #include <tuple>
 #include <utility>
 
@@ -51,8 +51,7 @@ public:
     CudaProgram(std::shared_ptr<GpuContext> context, const Plan& plan)
         : context_(std::move(context)), name(plan.name), launches(plan.launches), nodes(plan.launches.size()) {}
     ~CudaProgram() override {
-        const Current current(*context_, std::nothrow);
-        if (!current) return;
+        const Current current(*context_, std::nothrow);  // else without: graphs outlive a context
         if (exec) cuda::driver().graph_exec_destroy(exec);
         if (graph) cuda::driver().graph_destroy(graph);
     }
@@ -108,9 +107,12 @@ private:
 
     const Memory& memory(BufferId buffer) const;
     const Memory& range(BufferId buffer, uint64_t offset, uint64_t bytes, const std::string& what) const;
-    Kernel load(const Variant& variant);
+    void load(const Variant& variant, Kernel& made);
+    void finish_copy(const char* what);
+    void examine(const Variant& variant, Kernel& made) const;
     void place(const Launch& launch, Node& node) const;
     void build_graph(CudaProgram& program, const Plan& plan) const;
+    [[noreturn]] void fail_flight(const cuda::Outcome& outcome, const std::string& what);
     void run_traced(const CudaProgram& program);
     cuda::Event take_event();
 
@@ -123,8 +125,6 @@ private:
     cuda::Stream stream_ = nullptr;
     std::vector<Memory> buffers_;
     std::map<VariantKey, Kernel> kernels_;
-    std::mutex modules_mutex_;
-    std::vector<cuda::Module> modules_;
     std::deque<Flight> flights_;
     std::vector<cuda::Event> events_;  // not in use
     std::unique_ptr<Trace> trace_;     // none unless asked for
@@ -165,7 +165,7 @@ CudaDevice::~CudaDevice() {
     driver.stream_wait(stream_);
     for (const Flight& flight : flights_) driver.event_destroy(flight.event);
     for (const cuda::Event event : events_) driver.event_destroy(event);
-    for (const cuda::Module module : modules_) driver.module_unload(module);
+    for (const auto& entry : kernels_) driver.module_unload(entry.second.module);
     for (const Memory& buffer : buffers_) {
         if (buffer.host)
             driver.free_host(buffer.host);
@@ -197,16 +197,19 @@ BufferId CudaDevice::allocate(const char* name, uint64_t bytes, bool shared) {
         buffers_[index] = made;
     } else {
         check(driver.allocate(&made.address, made.bytes), what);
+        if (const cuda::Outcome outcome = driver.fill(made.address, 0, made.bytes, stream_); !outcome.ok()) {
+            driver.free(made.address);
+            fail(outcome, what);
+        }
         buffers_[index] = made;
-        check(driver.fill(made.address, 0, made.bytes, stream_), what);
     }
     return {index};
 }
 
 void CudaDevice::release(BufferId buffer) {
     const Memory old = memory(buffer);
-    buffers_[buffer.index] = {};
     const Current current(*context_);
+    buffers_[buffer.index] = {};
     if (old.host)
         check(cuda::driver().free_host(old.host), "cannot free memory");
     else
@@ -231,7 +234,7 @@ void CudaDevice::write(BufferId buffer, uint64_t offset, const void* from, uint6
     const Current current(*context_);
     check(cuda::driver().to_device(to.address + offset, from, bytes, stream_), "cannot write to the GPU");
     // Else what is not pinned has been copied aside by now, and `from` may change.
-    if (reads_host_) check(cuda::driver().stream_wait(stream_), "cannot write to the GPU");
+    if (reads_host_) finish_copy("cannot write to the GPU");
 }
 
 // What the GPU has written to shared memory is there when the wait for it has ended.
@@ -243,7 +246,16 @@ void CudaDevice::read(BufferId buffer, uint64_t offset, void* to, uint64_t bytes
     }
     const Current current(*context_);
     check(cuda::driver().to_host(to, from.address + offset, bytes, stream_), "cannot read from the GPU");
-    check(cuda::driver().stream_wait(stream_), "cannot read from the GPU");
+    finish_copy("cannot read from the GPU");
+}
+
+// After an error the copy may still be on its way, and the caller frees its memory: a second wait tells, or the context
+// is broken and nothing runs.
+void CudaDevice::finish_copy(const char* what) {
+    const cuda::Outcome outcome = cuda::driver().stream_wait(stream_);
+    if (outcome.ok()) return;
+    cuda::driver().stream_wait(stream_);
+    cuda::fail(outcome, what);
 }
 
 void CudaDevice::copy(BufferId from, uint64_t from_offset, BufferId to, uint64_t to_offset, uint64_t bytes) {
@@ -259,17 +271,22 @@ std::unique_ptr<Upload> CudaDevice::upload() {
     return std::make_unique<CudaUpload>(context_, buffers_);
 }
 
-Kernel CudaDevice::load(const Variant& variant) {
-    const cuda::Driver& driver = cuda::driver();
-    const std::string name = function_name(variant);
+// Any thread may call it; of a kernel that fails nothing stays.
+void CudaDevice::load(const Variant& variant, Kernel& made) {
     const CudaImage image = compiler_.image(variant);
     const Current current(*context_);
-    Kernel made;
-    check(driver.module_load(&made.module, image.code.c_str()), "cannot load " + name);
-    {
-        const std::lock_guard guard(modules_mutex_);
-        modules_.push_back(made.module);
+    check(cuda::driver().module_load(&made.module, image.code.c_str()), "cannot load " + function_name(variant));
+    try {
+        examine(variant, made);
+    } catch (...) {
+        cuda::driver().module_unload(std::exchange(made.module, nullptr));
+        throw;
     }
+}
+
+void CudaDevice::examine(const Variant& variant, Kernel& made) const {
+    const cuda::Driver& driver = cuda::driver();
+    const std::string name = function_name(variant);
     check(driver.module_function(&made.function, made.module, name.c_str()), "cannot find " + name);
     made.group = cuda_group(variant, architecture_);
     if (made.group.bytes > 0)
@@ -278,7 +295,6 @@ Kernel CudaDevice::load(const Variant& variant) {
     int local_bytes = 0;
     check(driver.function_attribute(&local_bytes, cuda::kLocalBytes, made.function), "cannot ask about " + name);
     made.local_bytes = static_cast<uint32_t>(local_bytes);
-    return made;
 }
 
 void CudaDevice::compile(std::span<const Variant> variants) {
@@ -289,14 +305,21 @@ void CudaDevice::compile(std::span<const Variant> variants) {
     std::vector<Kernel> made(missing.size());
     ThreadPool pool(std::min(usable_cores(), static_cast<uint32_t>(missing.size())));
     std::tuple job{this, &missing, &made};
-    pool.run(
-        static_cast<uint32_t>(missing.size()),
-        [](void* context, uint32_t i) {
-            const auto& [device, wanted, results] = *static_cast<decltype(job)*>(context);
-            results->at(i) = device->load(wanted->at(i));
-        },
-        &job);
-    for (size_t i = 0; i < missing.size(); ++i) kernels_.emplace(key_of(missing[i]), made[i]);
+    std::exception_ptr failure;
+    try {
+        pool.run(
+            static_cast<uint32_t>(missing.size()),
+            [](void* context, uint32_t i) {
+                const auto& [device, wanted, results] = *static_cast<decltype(job)*>(context);
+                device->load(wanted->at(i), results->at(i));
+            },
+            &job);
+    } catch (...) {
+        failure = std::current_exception();  // those that went well are kept
+    }
+    for (size_t i = 0; i < missing.size(); ++i)
+        if (made[i].module) kernels_.emplace(key_of(missing[i]), made[i]);
+    if (failure) std::rethrow_exception(failure);
 }
 
 void CudaDevice::place(const Launch& launch, Node& node) const {
@@ -370,16 +393,22 @@ Ticket CudaDevice::submit(std::span<const Program* const> programs) {
     const Current current(*context_);
     std::string what;
     const cuda::Event event = take_event();  // before anything has begun
-    for (const Program* each : programs) {
-        const auto& program = static_cast<const CudaProgram&>(*each);
-        what += (what.empty() ? "" : ", ") + program.name;
-        if (trace_)
-            run_traced(program);
-        else if (program.exec)
-            check(driver.graph_launch(program.exec, stream_), "cannot start " + program.name);
+    try {
+        for (const Program* each : programs) {
+            const auto& program = static_cast<const CudaProgram&>(*each);
+            what += (what.empty() ? "" : ", ") + program.name;
+            if (trace_)
+                run_traced(program);
+            else if (program.exec)
+                check(driver.graph_launch(program.exec, stream_), "cannot start " + program.name);
+        }
+        check(driver.event_record(event, stream_), "cannot start " + what);
+    } catch (...) {
+        events_.push_back(event);
+        driver.stream_wait(stream_);  // a part of it may have begun, and nobody would wait for that
+        throw;
     }
     flights_.push_back({++ticket_, event, std::move(what)});
-    check(driver.event_record(event, stream_), "cannot start " + flights_.back().what);
     return ticket_;
 }
 
@@ -390,20 +419,27 @@ void CudaDevice::wait(Ticket ticket) {
         const Flight flight = std::move(flights_.front());
         flights_.pop_front();
         events_.push_back(flight.event);
-        const cuda::Result result = cuda::driver().event_wait(flight.event);
-        if (result == cuda::kSuccess) continue;
-        // An error of a kernel stays with the context: nothing works in it from then on.
-        lost_ = "cuda: the GPU failed in " + flight.what + ": " + cuda::text_of(result) + "; restart the process";
-        throw Error(ErrorKind::kDevice, lost_);
+        if (const cuda::Outcome outcome = cuda::driver().event_wait(flight.event); !outcome.ok())
+            fail_flight(outcome, "the GPU failed in " + flight.what);
     }
+}
+
+// What was submitted behind a failure ends, too. An error of a kernel stays with the context: then nothing works in it
+// from then on.
+void CudaDevice::fail_flight(const cuda::Outcome& outcome, const std::string& what) {
+    for (const Flight& flight : std::exchange(flights_, {})) events_.push_back(flight.event);
+    if (!cuda::driver().stream_wait(stream_).ok())
+        lost_ = "cuda: " + what + ": " + cuda::text_of(outcome) +
+                (cuda::stays(outcome.result) ? "" : "; restart the process");
+    if (!lost_.empty()) throw Error(ErrorKind::kDevice, lost_);
+    cuda::fail(outcome, what);
 }
 
 // Kernel by kernel, so that each has a time, and a failure a name.
 void CudaDevice::run_traced(const CudaProgram& program) {
     const cuda::Driver& driver = cuda::driver();
-    cuda::Event from = nullptr, to = nullptr;
-    check(driver.event_create(&from, 0), "cannot make an event");
-    check(driver.event_create(&to, 0), "cannot make an event");
+    const OwnEvent start(0), end(0);
+    const cuda::Event from = start.get(), to = end.get();
     for (const Node& node : program.nodes) {
         const std::string name = function_name({node.launch->kernel, node.launch->consts});
         const unsigned* const grid = node.kernel.grid;
@@ -417,8 +453,6 @@ void CudaDevice::run_traced(const CudaProgram& program) {
         check(driver.event_elapsed(&milliseconds, from, to), name);
         trace_->add(name, milliseconds * 1e-3);
     }
-    driver.event_destroy(from);
-    driver.event_destroy(to);
 }
 
 std::vector<std::pair<std::string, std::string>> CudaDevice::info() const {
