@@ -15,7 +15,7 @@ ARGS ?=
 DEVICE ?= cpu
 FUZZ_SECONDS ?= 60
 RUNS ?= -1
-TARGETS ?= safetensors config tokenizer template prompts
+TARGETS ?= safetensors config tokenizer template prompts session
 
 .PHONY: help demo test lint format bench ablation sanitize check-metal check-metal-full check-metal-mutants fuzz clean
 

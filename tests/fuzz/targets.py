@@ -11,11 +11,12 @@ import functools
 import json
 import tempfile
 import unicodedata
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lily import CheckpointError, Tokenizer, UnsupportedError
+from lily import CheckpointError, ContextFullError, Engine, Tokenizer, UnsupportedError
 from lily.chat import ChatTemplate, ReplyStream, checked_messages, checked_tools
 from lily.checkpoint import DEMO, open_checkpoint
 from lily.tensor_files import read_tensor_table
@@ -191,10 +192,63 @@ def _check_messages(data: bytes) -> None:
 
 
 # A further target is a function of bytes here, and a folder of its name in corpus/.
+@functools.cache
+def _engine() -> Engine:
+    return Engine("demo", device="cpu", context=64, max_sessions=2, threads=1)
+
+
+@functools.cache
+def _saved() -> tuple[dict[str, Any], bytes]:
+    """Header and data of a session of three tokens."""
+    path = _write("session/whole", b"") / "whole"
+    with _engine().session() as session:
+        list(session.prefill([5, 6, 7]))
+        session.save(path)
+    data = path.read_bytes()
+    length = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:length]), data[length:]
+
+
+def session(data: bytes) -> None:
+    """Behind an H, a header for the data of a session file; else changes of these, with right checksums.
+
+    A change is three bytes of place, of which few reach beyond the tokens and the first cache, and a new byte.
+    """
+    header, body = _saved()
+    if data[:1] == b"H":
+        text = data[1:].replace(b"FINGERPRINT", header["__metadata__"]["fingerprint"].encode())
+    else:
+        changed = bytearray(body)
+        for i in range(0, len(data) - 3, 4):
+            changed[int.from_bytes(data[i : i + 3], "big") % len(body)] = data[i + 3]
+        body = bytes(changed)
+        crcs = {}
+        for name, entry in header.items():
+            if name != "__metadata__":
+                first, last = entry["data_offsets"]
+                crcs[name] = f"{zlib.crc32(body[first:last]):08x}"
+        text = json.dumps(
+            {**header, "__metadata__": {**header["__metadata__"], "crc32": json.dumps(crcs)}}
+        ).encode()
+    path = _write("session/file", len(text).to_bytes(8, "little") + text + body) / "file"
+    engine = _engine()
+    try:
+        loaded = engine.load_session(path)
+    except (*DAMAGED, ContextFullError):
+        pass
+    else:
+        with loaded:
+            assert loaded.position == len(loaded.tokens) > 0
+            (token,) = loaded.step(1)
+            assert 0 <= token.id < engine.tokenizer.vocab_size
+    assert engine.info()["cache"]["sessions"] == 0
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "safetensors": safetensors,
     "config": config,
     "tokenizer": tokenizer,
     "template": template,
     "prompts": prompts,
+    "session": session,
 }
