@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -266,6 +270,60 @@ def test_reset__gives_the_place_back(device: str) -> None:
         assert engine.score(STORY).logprobs.size
         engine.session().close()
         assert list(engine.generate(STORY, max_tokens=2))
+
+
+INTERRUPTED = """
+import signal, sys
+from lily import Engine
+engine = Engine("demo", device=sys.argv[1], context=1024, prefill_chunk=64, max_sessions=1)
+ids = [[(i * step) % 4000 for i in range(300)] for step in (7, 11, 13)]
+for prompt in ids:
+    list(engine.generate(prompt, max_tokens=2))
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+stopped = 0
+for turn in range(300):
+    signal.setitimer(signal.ITIMER_REAL, 0.0002 * (turn % 60) + 0.00005)
+    try:
+        list(engine.generate(ids[turn % 3][: 200 + turn % 90], max_tokens=2))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        stopped += 1
+    session = engine._session
+    assert session is None or len(session.tokens) == session.position
+found = list(engine.generate(ids[0], max_tokens=3, timeout=20))
+print(stopped > 20, len(found) > 0, engine.info()["cache"]["sessions"], len(engine._core.admission._queue))
+"""
+
+
+def test_queue__interrupts_anywhere_leave_nothing_behind(device: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, device]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (result.stdout, result.stderr) == ("True True 1 0\n", "")
+
+
+def test_queue__finalisers_of_dropped_prompts(small: Engine) -> None:
+    """The garbage collector may run one anywhere, in the queue too."""
+    threshold = gc.get_threshold()
+
+    def work(number: int) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(12):
+                list(small.generate(PROMPTS[number % 5], max_tokens=2))
+                with contextlib.suppress(LilyError), small.session() as session:
+                    cycle: list[Any] = [session.prefill([7] * 80)]
+                    cycle.append(cycle)
+                    del cycle
+
+        return run
+
+    gc.set_threshold(20)
+    try:
+        in_threads([work(number) for number in range(4)], 120)
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
 
 
 def test_stream__is_not_read_in_its_own_callback(small: Engine) -> None:

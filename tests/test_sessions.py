@@ -224,6 +224,64 @@ def test_rewind__penalties_count_what_is_left(told: Session) -> None:
     assert ids_of(told, 15, **options) == expected
 
 
+def test_rewind__is_to_the_sessions_own_state(many: Engine, told: Session) -> None:
+    """Another session with the same tokens, which it has read and not chosen, has other bits."""
+    ids = told.tokens.tolist()
+    with many.session() as other:
+        list(other.prefill(ids))
+        other.snapshot()
+        assert 303 not in told.checkpoints
+        logits = told.logits
+        assert not np.array_equal(other.logits, logits)
+        told.snapshot()
+        expected = ids_of(told, 6, temperature=0.0, frequency_penalty=1.0)
+        told.rewind(303)
+        assert np.array_equal(told.logits, logits)
+        assert ids_of(told, 6, temperature=0.0, frequency_penalty=1.0) == expected
+
+
+def test_prefill__that_does_not_fit_holds_no_pages(device: str) -> None:
+    options: dict[str, Any] = {
+        "context": 1024,
+        "prefill_chunk": 1024,
+        "max_sessions": 4,
+        "snapshot_memory": 0,
+    }
+    limit = Engine.plan_memory("demo", device=device, **options)["total"]
+    with Engine("demo", device=device, memory_limit=limit, **options) as engine:
+        a, b, c = (engine.session() for _ in range(3))
+        list(a.prefill(LONG[:200]))
+        with pytest.raises(OutOfMemoryError):
+            list(b.prefill(LONG[:700] + LONG[:300]))
+        assert b.position == 0
+        assert list(c.prefill(LONG[:200]))
+
+
+def test_load__calls_out_of_order_are_refused(many: Engine, told: Session) -> None:
+    """The native ones that a file is read with."""
+    ids = np.arange(300, dtype=np.int32)
+    native = many._core.native().session()
+    with pytest.raises(LilyError, match="nothing is being loaded"):
+        native.end_load(ids, 0)
+    with pytest.raises(LilyError, match="nothing is being loaded"):
+        told._native.write_part(0, 0, b"x")
+    native.begin_load(100)
+    for call in (lambda: native.prefill(ids), lambda: native.step(0), native.reset, native.logits):
+        with pytest.raises(LilyError, match="is being loaded"):
+            call()
+    for part, offset, count in ((0, 1 << 40, 1), (0, (1 << 64) - 1, 1), (10**6, 0, 1), (0, 0, 1 << 22)):
+        with pytest.raises((ValueError, IndexError)):
+            native.write_part(part, offset, bytes(count))
+    for wrong in (ids, ids[:99], ids[:0]):
+        with pytest.raises((LilyError, ValueError)):
+            native.end_load(wrong, 0)
+    native.end_load(ids[:100], 0)
+    with pytest.raises(ValueError, match="too many bytes"):
+        native.read_part(0, 0, 1 << 36)
+    native.close()
+    assert ids_of(told, 2)
+
+
 def test_snapshot__no_room_is_an_error_and_pins_hold(device: str) -> None:
     with Engine("demo", device=device, context=256, max_sessions=1, snapshot_memory=0) as engine:
         list(engine.prefill(STORY))

@@ -244,7 +244,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted at", session.position)
 session.prefill([5] * 10)
-print("then", session.position, len(session._tokens))
+print("then", session.position, len(session.tokens))
 """
 
 
@@ -331,5 +331,5 @@ def test_step__interrupt_after_the_work_keeps_the_token(device: str) -> None:
         with pytest.raises(KeyboardInterrupt):
             next(session.step(1))
         session._native = native
-        assert len(session._tokens) == session.position
-        assert session._tokens[-1] == native.last_token()
+        assert len(session.tokens) == session.position
+        assert session.tokens[-1] == native.last_token()

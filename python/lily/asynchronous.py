@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from lily.results import Chunk
@@ -56,7 +57,7 @@ class AsyncStream(Unique, AsyncIterator[Chunk]):
         except asyncio.CancelledError:
             reading.close()
             raise
-        reading.room.release()
+        reading.room.put(None)
         if isinstance(item, Chunk):
             return item
         reading.items.put_nowait(None)  # further calls end too
@@ -89,7 +90,9 @@ class _Reading:
         self.task: asyncio.Task[object] | None = None  # the one that reads
         self.loop: asyncio.AbstractEventLoop | None = None
         self.items: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
-        self.room = threading.Semaphore(_AHEAD)
+        self.room: SimpleQueue[None] = SimpleQueue()  # one for each chunk that may be read
+        for _ in range(_AHEAD):
+            self.room.put(None)
 
     def run(self) -> None:
         """Read the reply to its end."""
@@ -97,9 +100,9 @@ class _Reading:
         try:
             self._stream = self._make()
             for chunk in self._stream if not self.closed else ():
-                if not self.room.acquire(blocking=False):  # now it is the task that does not go on
+                if self.room.empty():  # now it is the task that does not go on
                     self._stream.wait_for(self.task)
-                    self.room.acquire()
+                self.room.get()
                 if self.closed:
                     break
                 self._hand_over(chunk)
@@ -121,5 +124,5 @@ class _Reading:
         """End the reply; any thread may call it."""
         self.closed = True
         if self._stream is not None:
-            self._stream.close()
-        self.room.release()
+            self._stream.stop()  # the thread ends it, so that nobody waits for the device here
+        self.room.put(None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,6 @@ class Session(Unique):
         self._saving = False  # by the thread that has the lock
         self._pending: Prompt | None = None
         self._failure: BaseException | None = None
-        self._tokens = array("i")  # the context, to see whether it ends inside reasoning
         self._detokenizer: Detokenizer = core.tokenizer.detokenizer()
         self._claims = ProcessLock()  # one of its own, so that claiming never waits for a step
         self._owner: Flag | None = None
@@ -62,7 +60,7 @@ class Session(Unique):
 
     def __repr__(self) -> str:
         closed = self._closed or self._core.closed
-        return f"<lily.Session {'closed' if closed else f'at position {len(self._tokens)}'}>"
+        return f"<lily.Session {'closed' if closed else f'at position {self._native.position}'}>"
 
     @property
     def position(self) -> int:
@@ -100,7 +98,7 @@ class Session(Unique):
         """The tokens processed so far, int32 [position]; a copy."""
         with self._lock():
             self._check_open()
-            return np.array(self._tokens, dtype=np.int32)
+            return self._native.tokens()
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
@@ -133,9 +131,7 @@ class Session(Unique):
         """
         with self._lock():
             self._settle()
-            child = Session(self._core, self._native.fork())
-            child._tokens = self._tokens[:]
-            return child
+            return Session(self._core, self._native.fork())
 
     def snapshot(self) -> int:
         """Make the present position one that rewind() can go back to, and return it.
@@ -148,7 +144,7 @@ class Session(Unique):
         with self._lock():
             self._settle()
             self._native.snapshot(True)
-            return len(self._tokens)
+            return self._native.position
 
     def rewind(self, position: int) -> None:
         """Go back to a checkpoint: forget the tokens behind it. Logits are bit-equal to those of that time.
@@ -159,12 +155,9 @@ class Session(Unique):
         check_int("position", position, 0, self._core.context, optional=False)
         with self._lock():
             self._settle()
-            try:
-                self._native.rewind(position)
-            finally:
-                del self._tokens[self._native.position :]
-            self._detokenizer.flush()
             self._epoch += 1
+            self._detokenizer.flush()
+            self._native.rewind(position)
 
     def save(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
         """Write the session to a file, from which Engine.load_session() goes on with bit-equal logits.
@@ -188,7 +181,7 @@ class Session(Unique):
             self._settle()
             self._saving = True
             try:
-                save(self._native, self._tokens, self._core.fingerprint, path, progress)
+                save(self._native, self._core.fingerprint, path, progress)
             finally:
                 self._saving = False
 
@@ -345,14 +338,14 @@ class Session(Unique):
         finally:
             flag.set()
 
-    def _load(self, load: Callable[[_native.Session], Ids]) -> None:
+    def _load(self, load: Callable[[_native.Session], None]) -> None:
         with self._lock():
-            self._tokens = array("i", load(self._native).tobytes())
+            load(self._native)
 
     def _stow(self) -> None:
         """Leave what a session that is to be closed has read to later prompts, if there is room."""
         with contextlib.suppress(LilyError), self._lock():
-            if not self._closed and len(self._tokens) >= LEAST_KEPT:
+            if not self._closed and self._native.position >= LEAST_KEPT:
                 self._native.snapshot(False)
 
     def _steps(self, params: SamplingParams, flag: Flag) -> Generator[Token, None, None]:
@@ -396,7 +389,7 @@ class Session(Unique):
         meter.prefilled()
 
         params = request.params
-        reply = ReplyStream(self._core.tokenizer, self._tokens, params.stop or ())
+        reply = ReplyStream(self._core.tokenizer, self._native.tokens().tolist(), params.stop or ())
         ends = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self._core.eos_ids)
         limit = min(params.max_tokens or self._core.context, self._core.context - self.position)
         unread: list[TokenLogprob] = []
@@ -446,33 +439,22 @@ class Session(Unique):
             reuse = Reuse()
             if ids is not None:
                 self._raise_parked()
-                reuse = self._reuse(ids, flag)
+                self._pending = None
+                self._detokenizer.flush()
+                found = self._native.restart(ids, flag)
+                if found is None:  # over before its turn came
+                    return self._epoch, reuse
+                reuse = Reuse(*found)
             else:
                 self._settle(flag)
             self._epoch += 1
             self._native.set_sampling(**params.native())
             return self._epoch, reuse
 
-    def _reuse(self, ids: Ids, flag: Flag) -> Reuse:
-        """Bring the session to the longest known beginning of a prompt."""
-        self._pending = None
-        self._detokenizer.flush()
-        try:
-            found = self._native.restart(ids, flag)
-        except BaseException:
-            if not self._core.closed and self._native.position == 0:
-                del self._tokens[:]
-            raise
-        if found is None:  # over before its turn came
-            return Reuse()
-        self._tokens = array("i", ids[: found[0]].tobytes())
-        return Reuse(*found)
-
     def _restart(self) -> None:
         self._pending = None
-        self._native.reset()
-        del self._tokens[:]
         self._detokenizer.flush()
+        self._native.reset()
 
     def _feed_all(self, ids: Ids, done: int, progress: Progress | None, epoch: int, flag: Flag) -> None:
         """Read what is left of a prompt, with snapshots on the way."""
@@ -492,26 +474,14 @@ class Session(Unique):
                 progress(done, len(ids))
 
     def _feed(self, ids: Ids, flag: Flag | None = None) -> int:
-        before = self._native.position
-        try:
-            return self._native.prefill(ids, flag)
-        finally:  # Ctrl-C may come when the work is done and its result not yet known
-            self._tokens.extend(ids[: self._native.position - before].tolist())
+        return self._native.prefill(ids, flag)
 
     def _advance(self, ahead: int, flag: Flag) -> tuple[int, float] | None:
         """Append one token; the device may already work on as many as `ahead` further ones.
 
         None: the call was over before its turn came.
         """
-        try:
-            step = self._native.step(ahead, flag)
-            if step is not None:
-                self._tokens.append(step[0])
-        except BaseException:  # Ctrl-C may come when the work is done and its result not yet known
-            if self._native.position > len(self._tokens):
-                self._tokens.append(self._native.last_token())
-            raise
-        return step
+        return self._native.step(ahead, flag)
 
     def _top(self, count: int) -> tuple[tuple[int, float], ...]:
         if not count:

@@ -12,7 +12,6 @@ import json
 import os
 import stat
 import zlib
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -25,7 +24,7 @@ from lily.tensor_files import StoredTensor, read_header_and_metadata
 
 if TYPE_CHECKING:
     from lily import _native
-    from lily.core import Ids, Progress
+    from lily.core import Progress
 
 _FORMAT = "lily-session"
 _LAYOUT = "1"  # changes when older files can no longer be read
@@ -37,15 +36,16 @@ Part = tuple[str, str, tuple[int, ...], int]  # name, dtype, shape, bytes
 
 def save(
     native: _native.Session,
-    tokens: array[int],
     fingerprint: str,
     path: str | os.PathLike[str],
     progress: Progress | None,
 ) -> None:
     """Write a session. See Session.save()."""
-    if not tokens:
+    tokens = native.tokens()
+    if not len(tokens):
         raise LilyError("the session has no token yet")
     parts: list[Part] = [(_TOKENS, "I32", (len(tokens),), 4 * len(tokens)), *native.parts(len(tokens))]
+    data = tokens.astype("<i4").tobytes()
     crcs = [0] * len(parts)
     metadata = {"fingerprint": fingerprint, "prompt_tokens": str(native.prompt_tokens())}
     start = len(_header(parts, crcs, metadata))
@@ -56,7 +56,7 @@ def save(
         for i, (_, _, _, size) in enumerate(parts):
             for at in range(0, size, _PIECE):
                 count = min(_PIECE, size - at)
-                piece = tokens.tobytes()[at : at + count] if i == 0 else native.read_part(i - 1, at, count)
+                piece = data[at : at + count] if i == 0 else native.read_part(i - 1, at, count)
                 file.write(piece)
                 crcs[i] = zlib.crc32(piece, crcs[i])
                 done += count
@@ -133,8 +133,8 @@ def load(
     context: int,
     path: str | os.PathLike[str],
     progress: Progress | None,
-) -> Ids:
-    """Read a session into an empty one and return its tokens. See Engine.load_session()."""
+) -> None:
+    """Read a session into an empty one. See Engine.load_session()."""
     path = Path(path)
     stored, metadata = read_header_and_metadata(path)
     tokens, prompt_tokens, crcs = _checked(path, stored, metadata, fingerprint)
@@ -165,18 +165,16 @@ def load(
                 if i == 0:
                     ids += piece
                 else:
-                    native.write_part(tokens, i - 1, at, piece)
+                    native.write_part(i - 1, at, piece)
                 done += len(piece)
                 if progress is not None:
                     progress(done, total)
             if f"{crc:08x}" != crcs.get(name):
                 raise CheckpointError(f"{path}: {name} is damaged, its checksum differs")
-    found_ids = np.frombuffer(ids, dtype="<i4").astype(np.int32)
     try:
-        native.end_load(found_ids, prompt_tokens)
+        native.end_load(np.frombuffer(ids, dtype="<i4").astype(np.int32), prompt_tokens)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    return found_ids
 
 
 def _checked(

@@ -116,6 +116,10 @@ class Stream(Unique, Iterator[T]):
         if self._admission is not None and reader is not None:
             self._admission.read(self._flag, reader)
 
+    def stop(self) -> None:
+        """Have the loop that reads the stream end, and do nothing else."""
+        self._flag.set()
+
     def close(self) -> None:
         """End the stream, without waiting for a thread that reads it; a second call does nothing."""
         self._flag.set()

@@ -179,7 +179,10 @@ std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::
                                 .snapshot_bytes = snapshot_memory.value_or(kUsualSnapshots),
                                 .memory_limit = memory_limit.value_or(UINT64_MAX)};
     auto engine = without_gil([&] { return std::make_shared<Engine>(config, sources, options, report); });
-    engine->set_interrupt([] {
+    // Signals are the main thread's. Another one could not come back from waiting for the GIL when Python ends.
+    const auto main = py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
+    engine->set_interrupt([main] {
+        if (PyThread_get_thread_ident() != main) return;
         const py::gil_scoped_acquire gil;
         if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     });
@@ -298,6 +301,11 @@ void bind_state(py::class_<Session>& c) {
                  const Session::Pages pages = without_gil([&] { return session.pages(); });
                  return py::make_tuple(pages.own, pages.shared);
              })
+        .def("tokens",
+             [](Session& session) {
+                 const std::vector<uint32_t> tokens = without_gil([&] { return session.tokens(); });
+                 return ids_of(tokens, {static_cast<py::ssize_t>(tokens.size())});
+             })
         .def("prompt_tokens", [](Session& session) { return without_gil([&] { return session.prompt_tokens(); }); })
         .def("parts",
              [](Session& session, uint32_t tokens) {
@@ -308,17 +316,17 @@ void bind_state(py::class_<Session>& c) {
              })
         .def("read_part",
              [](Session& session, uint32_t part, uint64_t offset, uint64_t count) {
+                 if (count > Upload::kMostBytes) throw Error(ErrorKind::kValue, "too many bytes at once");
                  std::vector<std::byte> bytes(count);
                  without_gil([&] { session.read_part(part, offset, bytes); });
                  return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
              })
         .def("begin_load", [](Session& session, uint32_t tokens) { without_gil([&] { session.begin_load(tokens); }); })
         .def("write_part",
-             [](Session& session, uint32_t tokens, uint32_t part, uint64_t offset, const py::bytes& bytes) {
+             [](Session& session, uint32_t part, uint64_t offset, const py::bytes& bytes) {
                  const std::string_view from = bytes;
-                 without_gil([&] {
-                     session.write_part(tokens, part, offset, std::as_bytes(std::span(from.data(), from.size())));
-                 });
+                 without_gil(
+                     [&] { session.write_part(part, offset, std::as_bytes(std::span(from.data(), from.size()))); });
              })
         .def("end_load", [](Session& session, const Ids& ids, uint32_t prompt_tokens) {
             const auto from = span_of(ids);

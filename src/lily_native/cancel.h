@@ -15,13 +15,15 @@ public:
 
     // Begins to count; `seconds` later the flag has expired.
     void expire_after(double seconds) {
-        const auto span = std::chrono::duration<double, std::nano>(seconds * 1e9);
-        deadline_.store(now() + static_cast<int64_t>(span.count()), std::memory_order_relaxed);
+        const double span = seconds < kMostSeconds ? seconds : kMostSeconds;  // NaN too
+        deadline_.store(now() + static_cast<int64_t>(span * 1e9), std::memory_order_relaxed);
     }
     bool expired() const { return now() >= deadline_.load(std::memory_order_relaxed); }
     bool over() const { return raised() || expired(); }
 
 private:
+    static constexpr double kMostSeconds = 1e9;
+
     static int64_t now() {
         return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
             .count();

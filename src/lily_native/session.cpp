@@ -83,9 +83,11 @@ void Session::give_back() {
     index_.reset();
 }
 
-Engine::Guard Session::lock_running(const CancelFlag* flag) {
+Engine::Guard Session::lock_running(const CancelFlag* flag, bool loads) {
     auto guard = engine_->lock(flag);
     if (!index_) throw Error(ErrorKind::kLogic, "the session is closed");
+    if ((loading_ != 0) != loads)
+        throw Error(ErrorKind::kLogic, loads ? "nothing is being loaded" : "the session is being loaded");
     if (engine_->running_ != queue_) engine_->settle();  // maybe steps of the session that had this place before
     if (!placed_) write_sampling(sampling_);
     placed_ = true;
@@ -113,6 +115,8 @@ void Session::forget() {
     give_up_steps();
     release_pages();
     pins_.clear();
+    made_.clear();
+    loading_ = 0;
     tokens_.clear();
     position_ = 0;
     prompt_tokens_ = 0;
@@ -153,8 +157,21 @@ uint32_t Session::chunk_of(size_t tokens) const {
 // Has pages of the session's own where the next tokens go.
 void Session::take_pages(uint32_t tokens) {
     const size_t wanted = (tokens_.size() + tokens + PAGE - 1) / PAGE;
-    for (size_t i = tokens_.size() / PAGE; i < wanted; ++i)
-        if (i == pages_.size() || engine_->pages_->shared(pages_[i])) take_page(i);
+    try {
+        for (size_t i = tokens_.size() / PAGE; i < wanted; ++i)
+            if (i == pages_.size() || engine_->pages_->shared(pages_[i])) take_page(i);
+    } catch (...) {
+        drop_spare_pages();
+        throw;
+    }
+}
+
+// Pages that nothing is in are for others.
+void Session::drop_spare_pages() {
+    const size_t used = (tokens_.size() + queue_->size() + PAGE - 1) / PAGE;
+    if (pages_.size() <= used) return;
+    engine_->pages_->drop(std::span<const uint32_t>(pages_).subspan(used));
+    pages_.resize(used);
 }
 
 // A page at the end, or instead of one that others hold too.
@@ -363,7 +380,14 @@ Picked Session::step(uint32_t ahead, const CancelFlag* flag) {
     // Steps that were made ready when another call came between are handed out before new ones are started.
     const size_t room = engine_->capacity().context - tokens_.size() - 1;
     const size_t most = std::min<size_t>({room, ahead, engine_->device_->queue_depth() - 1, kMostSteps - 1}) + 1;
-    while (queue_->ready.empty() && queue_->size() < most) start_step();
+    while (queue_->ready.empty() && queue_->size() < most) {
+        try {
+            start_step();
+        } catch (const Error&) {
+            if (queue_->size() == 0) throw;  // else it is met when it is this step's turn
+            break;
+        }
+    }
     const Picked picked = engine_->finish_step(*queue_);
     ++ticket_;
     tokens_.push_back(picked.token);

@@ -67,12 +67,14 @@ public:
     Pages pages();
 
     // All there is to a session, for files: its tokens, and parts that are read and written a piece at a time.
+    std::vector<uint32_t> tokens();
     uint32_t prompt_tokens();
     std::vector<StatePart> parts(uint32_t tokens);
     void read_part(uint32_t part, uint64_t offset, std::span<std::byte> to);
-    // begin_load() forgets everything and makes room; the session is empty until end_load() gives it its tokens.
+    // begin_load() forgets everything and makes room; until end_load() gives the session its tokens, everything but
+    // write_part() and close() throws.
     void begin_load(uint32_t tokens);
-    void write_part(uint32_t tokens, uint32_t part, uint64_t offset, std::span<const std::byte> from);
+    void write_part(uint32_t part, uint64_t offset, std::span<const std::byte> from);
     void end_load(std::span<const int32_t> tokens, uint32_t prompt_tokens);
 
     // Feeds a bounded chunk of ids and returns how many; the logits are then those of the last one.
@@ -102,17 +104,18 @@ private:
     Session(std::shared_ptr<Engine> engine, Unplaced);
     void take_place();
     Engine::Guard lock(const CancelFlag* flag = nullptr);
-    Engine::Guard lock_running(const CancelFlag* flag = nullptr);
+    Engine::Guard lock_running(const CancelFlag* flag = nullptr, bool loads = false);
     void check_ids(std::span<const int32_t> ids) const;
     void check_room(size_t tokens) const;
     uint32_t chunk_of(size_t tokens) const;
     void take_pages(uint32_t tokens);
+    void drop_spare_pages();
     void take_page(size_t place);
     void release_pages();
     void write_table(size_t first);
     void forget();
     void keep_pins();
-    std::shared_ptr<Snapshot> save();
+    std::shared_ptr<Snapshot> save(bool own);
     bool save_if_possible();
     void load(const Snapshot& from);
     std::vector<StatePart> all_parts(uint64_t tokens) const;
@@ -145,7 +148,11 @@ private:
     bool placed_ = false;  // the device knows the sampling parameters
     uint32_t ticket_ = 0;
     Sampling sampling_;
-    std::vector<std::shared_ptr<const Snapshot>> pins_;
+    // Snapshots of states that this one has come from, the first ones for as long as it wants to go back to them.
+    std::vector<std::shared_ptr<Snapshot>> pins_;
+    std::vector<std::weak_ptr<Snapshot>> made_;
+    std::shared_ptr<Snapshot> checkpoint(size_t position) const;
+    uint32_t loading_ = 0;  // tokens that begin_load() has made room for
     std::shared_ptr<StepQueue> queue_ = std::make_shared<StepQueue>();
 };
 

@@ -25,6 +25,7 @@ std::unique_ptr<Session> Session::fork() {
         engine_->device_->copy(from[i].slot.buffer, from[i].slot.offset, to[i].slot.buffer, to[i].slot.offset,
                                from[i].slot.bytes);
     child->pins_ = pins_;
+    child->made_ = made_;
     child->tokens_.assign(tokens_.begin(), tokens_.end());
     child->position_ = static_cast<uint32_t>(tokens_.size());
     child->prompt_tokens_ = prompt_tokens_;
@@ -39,12 +40,24 @@ void Session::write_table(size_t first) {
         engine_->model_.state.page_table.slice(uint64_t{*index_} * session_pages + first, entries.size()), entries);
 }
 
-// The snapshot of the present position, made if need be; nullptr when there is no room.
-std::shared_ptr<Snapshot> Session::save() {
+// The snapshot of a position, of a state that the present one has come from.
+std::shared_ptr<Snapshot> Session::checkpoint(size_t position) const {
+    for (const auto& pin : pins_)
+        if (pin->tokens.size() == position) return pin;
+    for (const auto& made : made_)
+        if (auto snapshot = made.lock(); snapshot && snapshot->tokens.size() == position) return snapshot;
+    return nullptr;
+}
+
+// The snapshot of the present position, made if need be; nullptr when there is no room. The same tokens can have
+// another state, for instance where they were decoded: `own` takes none of those.
+std::shared_ptr<Snapshot> Session::save(bool own) {
     SnapshotStore& store = *engine_->snapshots_;
-    std::shared_ptr<Snapshot> found = store.find(tokens_);
+    std::shared_ptr<Snapshot> found = checkpoint(tokens_.size());
+    if (!found && !own) found = store.find(tokens_);
     if (found) return found;
     const size_t held = (tokens_.size() + PAGE - 1) / PAGE;
+    made_.reserve(made_.size() + 1);
     found = store.add(tokens_, prompt_tokens_, std::span<const uint32_t>(pages_).first(held));
     if (!found) return nullptr;
     try {
@@ -53,13 +66,15 @@ std::shared_ptr<Snapshot> Session::save() {
         store.remove(found);
         throw;
     }
+    std::erase_if(made_, [](const auto& made) { return made.expired(); });
+    made_.push_back(found);
     return found;
 }
 
 // A snapshot more is a luxury: that there is no memory for it is no error.
 bool Session::save_if_possible() {
     try {
-        return save() != nullptr;
+        return save(false) != nullptr;
     } catch (const std::bad_alloc&) {
         return false;
     } catch (const Error& error) {
@@ -72,7 +87,7 @@ bool Session::snapshot(bool pinned) {
     const auto guard = lock();
     if (tokens_.empty()) return true;
     if (!pinned) return save_if_possible();
-    const std::shared_ptr<Snapshot> made = save();
+    const std::shared_ptr<Snapshot> made = save(true);
     if (!made)
         throw Error(ErrorKind::kOutOfMemory, "snapshot_memory has room for " +
                                                  std::to_string(engine_->snapshots_->most()) +
@@ -84,12 +99,11 @@ bool Session::snapshot(bool pinned) {
 std::vector<uint32_t> Session::checkpoints() {
     const auto guard = lock_running();
     std::vector<uint32_t> found{0};
-    for (const auto& snapshot : engine_->snapshots_->all()) {
-        const auto& tokens = snapshot->tokens;
-        if (tokens.size() <= tokens_.size() && std::equal(tokens.begin(), tokens.end(), tokens_.begin()))
-            found.push_back(static_cast<uint32_t>(tokens.size()));
-    }
+    for (const auto& pin : pins_) found.push_back(static_cast<uint32_t>(pin->tokens.size()));
+    for (const auto& made : made_)
+        if (const auto snapshot = made.lock()) found.push_back(static_cast<uint32_t>(snapshot->tokens.size()));
     std::sort(found.begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end());
     return found;
 }
 
@@ -97,9 +111,7 @@ void Session::rewind(uint32_t position) {
     const auto guard = lock();
     if (position == tokens_.size()) return give_up_steps();
     if (position == 0) return forget();
-    std::shared_ptr<Snapshot> found;
-    if (position < tokens_.size())
-        found = engine_->snapshots_->find(std::span<const uint32_t>(tokens_).first(position));
+    const std::shared_ptr<Snapshot> found = checkpoint(position);
     if (!found)
         throw Error(ErrorKind::kValue, "position " + std::to_string(position) +
                                            " is not one of the session's checkpoints: snapshot() makes one");
@@ -107,11 +119,16 @@ void Session::rewind(uint32_t position) {
     keep_pins();
 }
 
-// Lets go of pinned snapshots that the session's tokens have left behind.
+// Lets go of snapshots that the session has not come from any more.
 void Session::keep_pins() {
-    std::erase_if(pins_, [&](const auto& pin) {
-        const auto& tokens = pin->tokens;
+    auto left = [&](const std::shared_ptr<Snapshot>& snapshot) {
+        const auto& tokens = snapshot->tokens;
         return tokens.size() > tokens_.size() || !std::equal(tokens.begin(), tokens.end(), tokens_.begin());
+    };
+    std::erase_if(pins_, left);
+    std::erase_if(made_, [&](const auto& made) {
+        const auto snapshot = made.lock();
+        return !snapshot || left(snapshot);
     });
 }
 
@@ -169,6 +186,7 @@ Session::Reuse Session::restart(std::span<const int32_t> given, const CancelFlag
         else
             forget();
         keep_pins();
+        if (best && !checkpoint(tokens_.size())) made_.push_back(best);
     }
     give_up_steps();
     prompt_tokens_ = tokens_.size();
@@ -181,6 +199,11 @@ Session::Pages Session::pages() {
     const auto guard = lock_running();
     const uint32_t shared = engine_->pages_->count_shared(pages_);
     return {static_cast<uint32_t>(pages_.size()) - shared, shared};
+}
+
+std::vector<uint32_t> Session::tokens() {
+    const auto guard = lock_running();
+    return tokens_;
 }
 
 uint32_t Session::prompt_tokens() {
@@ -225,28 +248,32 @@ void Session::read_part(uint32_t index, uint64_t offset, std::span<std::byte> to
 
 void Session::begin_load(uint32_t tokens) {
     const auto guard = lock();
+    if (tokens == 0 || tokens > engine_->capacity().context)
+        throw Error(ErrorKind::kContextFull, std::to_string(tokens) + " tokens do not fit");
     forget();
-    check_room(tokens);
     take_pages(tokens);
+    loading_ = tokens;
 }
 
-void Session::write_part(uint32_t tokens, uint32_t index, uint64_t offset, std::span<const std::byte> from) {
-    const auto guard = lock();
-    const StatePart part = all_parts(tokens).at(index);
+void Session::write_part(uint32_t index, uint64_t offset, std::span<const std::byte> from) {
+    const auto guard = lock_running(nullptr, true);
+    const StatePart part = all_parts(loading_).at(index);
     move_part(part, offset, from.size(), [&](uint64_t place, uint64_t at, uint64_t bytes) {
         engine_->device_->write(part.slot.buffer, place, from.data() + at, bytes);
     });
 }
 
-void Session::end_load(std::span<const int32_t> ids, uint32_t prompt_tokens) {
-    const auto guard = lock();
+void Session::end_load(std::span<const int32_t> given, uint32_t prompt_tokens) {
+    const auto guard = lock_running(nullptr, true);
+    const std::vector<int32_t> ids(given.begin(), given.end());  // the caller's may change meanwhile
     check_ids(ids);
-    if (!tokens_.empty() || (ids.size() + PAGE - 1) / PAGE != pages_.size() || prompt_tokens > ids.size())
+    if (ids.size() != loading_ || prompt_tokens > ids.size())
         throw Error(ErrorKind::kLogic, "this is not what begin_load() made room for");
     tokens_.assign(ids.begin(), ids.end());
     position_ = static_cast<uint32_t>(tokens_.size());
     prompt_tokens_ = prompt_tokens;
     last_rows_ = 1;
+    loading_ = 0;
 }
 
 }  // namespace lily

@@ -212,7 +212,7 @@ def _saved() -> tuple[dict[str, Any], bytes]:
 def session(data: bytes) -> None:
     """Behind an H, a header for the data of a session file; else changes of these, with right checksums.
 
-    A change is three bytes of place, of which few reach beyond the tokens and the first cache, and a new byte.
+    A change is three bytes of place and a new byte.
     """
     header, body = _saved()
     if data[:1] == b"H":
