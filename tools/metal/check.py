@@ -101,6 +101,7 @@ PLAIN = Build("plain")
 # The tests of the engine: those that look at the program and the files around it run few kernels.
 ENGINE = ("api", "generate", "sampling", "threads", "robustness")
 MODEL = ("golden", "invariance")
+SESSIONS = ("sessions", "reuse", "concurrency")
 AROUND = ("doctor", "cli", "load", "chat", "readme")
 DEVICE = ("tests/metal_double/check_device.py", "tests/metal_double/check_files.py")
 REVERSED, SHUFFLED, WIDE = ("order=1",), ("order=2",), ("width=32",)
@@ -172,6 +173,7 @@ def steps(root: Path = ROOT) -> list[Step]:
         selftest(ASAN, root),
         asan("engine", ENGINE),
         asan("model", MODEL),
+        asan("sessions", SESSIONS),
         asan("device", DEVICE),
         asan("around", AROUND),
         asan("ablation", ("tests/bench/check_ablation.py",)),
@@ -185,7 +187,7 @@ def steps(root: Path = ROOT) -> list[Step]:
 
 def more_steps(root: Path = ROOT) -> list[Step]:
     """What `make check-metal-full` adds."""
-    whole = (*ENGINE, *MODEL, *AROUND)
+    whole = (*ENGINE, *SESSIONS, *MODEL, *AROUND)
     doctor = (sys.executable, "-m", "lily", "doctor", "--device", "metal")
     shuffles = [
         pytest_step(f"suite-shuffled-{seed}", ASAN, root, whole, (*SHUFFLED, f"seed={seed}"), 1200)
