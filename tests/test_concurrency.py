@@ -457,7 +457,7 @@ def test_asyncio__a_new_session_does_not_wait_for_the_device(device: str) -> Non
         alive = thread.is_alive()
         thread.join()
         session.close()
-        assert took < 0.05 or not alive
+        assert took < 0.3 or not alive  # the prompt takes seconds
 
 
 def test_asyncio__cancelling_a_task_stops_the_reply(small: Engine) -> None:
