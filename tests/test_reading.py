@@ -82,7 +82,8 @@ def story(tmp_path_factory: pytest.TempPathFactory, device: str) -> Any:
     script = str(Path(__file__).with_name("reading_story.py"))
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", script, library, *models],
-        env={**os.environ, "LD_PRELOAD": library},
+        # An arena for each thread would be 64 MB of address space now and then.
+        env={**os.environ, "LD_PRELOAD": library, "MALLOC_ARENA_MAX": "1"},
         capture_output=True,
         text=True,
         check=False,
