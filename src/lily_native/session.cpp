@@ -383,9 +383,9 @@ Picked Session::step(uint32_t ahead, const CancelFlag* flag) {
     while (queue_->ready.empty() && queue_->size() < most) {
         try {
             start_step();
-        } catch (const Error&) {
-            if (queue_->size() == 0) throw;  // else it is met when it is this step's turn
-            break;
+        } catch (const Error& error) {
+            if (queue_->size() == 0 || error.kind() != ErrorKind::kOutOfMemory) throw;
+            break;  // there is no room ahead, which is met when it is that step's turn
         }
     }
     const Picked picked = engine_->finish_step(*queue_);
