@@ -14,6 +14,7 @@ import numpy as np
 from lily import _native
 from lily.checkpoint import open_checkpoint
 from lily.errors import DeviceError, LilyError, OutOfMemoryError, UnsupportedError
+from native_engine import open_native
 
 PLAIN, STICKY, LATE = range(3)
 NO_MEMORY, LAUNCH_FAILED, UNKNOWN = 2, 719, 999
@@ -166,16 +167,8 @@ class Model:
 
     def open(self, threads: int = 1) -> _native.Engine:
         """Open an engine; few variants and little memory, so that it is quick."""
-        return _native.Engine(
-            _native.Config(**self._checkpoint.config),
-            self._checkpoint.tensors,
-            device="cuda",
-            context=128,
-            prefill_chunk=64,
-            max_sessions=2,
-            threads=threads,
-            progress=None,
-            tile=8,
+        return open_native(
+            self._checkpoint, device="cuda", context=128, max_sessions=2, threads=threads, tile=8
         )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from lily import Engine, OutOfMemoryError, _native
 from lily.checkpoint import Checkpoint, open_checkpoint
+from native_engine import open_native
 
 Act: TypeAlias = Callable[[], Any]
 Prepare: TypeAlias = Callable[[], tuple[Act, Act]]
@@ -108,17 +109,8 @@ def memory() -> dict[str, int]:
     return {"bytes": pages * os.sysconf("SC_PAGE_SIZE"), "files": len(os.listdir("/proc/self/fd"))}
 
 
-def open_native(checkpoint: Checkpoint) -> _native.Engine:
-    return _native.Engine(
-        _native.Config(**checkpoint.config),
-        checkpoint.tensors,
-        device="cpu",
-        context=320,
-        prefill_chunk=128,
-        threads=2,
-        max_sessions=2,
-        progress=None,
-    )
+def open_small(checkpoint: Checkpoint) -> _native.Engine:
+    return open_native(checkpoint, context=320, prefill_chunk=128, max_sessions=2)
 
 
 def feed(session: _native.Session, ids: np.ndarray[Any, Any]) -> None:
@@ -150,18 +142,18 @@ class Scenes:
     def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
         self.checkpoint = checkpoint
         self.folder = folder
-        self.engine = open_native(checkpoint)
+        self.engine = open_small(checkpoint)
         self.session = self.engine.session()
         self.wanted = walk(self.session)
         self.opened: list[_native.Engine] = []
 
     def open(self) -> tuple[Act, Act]:
         def act() -> int:
-            open_native(self.checkpoint).close()
+            open_small(self.checkpoint).close()
             return 1
 
         def check() -> list[Any]:
-            engine = open_native(self.checkpoint)
+            engine = open_small(self.checkpoint)
             session = engine.session()
             found = session.prefill(IDS[:6])
             engine.close()
@@ -173,7 +165,7 @@ class Scenes:
         """Calls that are the first to need a plan."""
         for engine in self.opened:
             engine.close()
-        engine = open_native(self.checkpoint)
+        engine = open_small(self.checkpoint)
         self.opened = [engine]
         session = engine.session()
         if kind != "prefill" and kind != "score":
@@ -249,7 +241,7 @@ class Scenes:
 
     def close(self) -> tuple[Act, Act]:
         """After a failing close, another one gives everything back."""
-        engine = open_native(self.checkpoint)
+        engine = open_small(self.checkpoint)
         session = engine.session()
         session.prefill(IDS[:6])
 
@@ -304,9 +296,9 @@ def first_calls(failing: Failing, checkpoint: Checkpoint) -> dict[str, int]:
             failing.at(n)
             try:
                 with contextlib.suppress(OutOfMemoryError):
-                    walk(open_native(checkpoint).session())
+                    walk(open_small(checkpoint).session())
                 failing.at(0)
-                walk(open_native(checkpoint).session())
+                walk(open_small(checkpoint).session())
                 os._exit(0)
             finally:
                 os._exit(1)

@@ -108,6 +108,13 @@ def tensor_specs(config: dict[str, int | float]) -> list[Spec]:
     return specs
 
 
+# As small as the format goes, and as quick to write and read.
+SMALL = Shape(
+    vocab=320, hidden=64, layers=2, heads=2, kv_heads=1, delta_key_heads=1, delta_value_heads=2, experts=4,
+    experts_used=2, inner=64, shared_inner=64,
+)  # fmt: skip
+
+
 def make_checkpoint(
     folder: Path, shape: Shape | None = None, *, seed: int = 0, shards: int = 1, a_log: str = "F32"
 ) -> Path:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compiler import preloadable
-from make_checkpoint import Shape, make_checkpoint
+from make_checkpoint import SMALL, make_checkpoint
+from stories import tell
 
-SHAPE = Shape(
-    vocab=320, hidden=64, layers=2, heads=2, kv_heads=1, delta_key_heads=1, delta_value_heads=2, experts=4,
-    experts_used=2, inner=64, shared_inner=64,
-)  # fmt: skip
 # Calls, and how many of their allocations are made to fail at the least.
 SCENES = {
     "open": 3000,
@@ -44,13 +36,8 @@ def story(tmp_path_factory: pytest.TempPathFactory, device: str) -> Any:
         pytest.skip("the CPU device's allocations fail")
     folder = tmp_path_factory.mktemp("failing")
     library = preloadable("fail_allocations", folder)
-    make_checkpoint(folder / "model", SHAPE)
-    script = str(Path(__file__).with_name("failing_story.py"))
-    command = [sys.executable, "-X", "faulthandler", script, library, str(folder / "model")]
-    environment = {**os.environ, "LD_PRELOAD": library}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    make_checkpoint(folder / "model", SMALL)
+    return tell("failing_story.py", library, str(folder / "model"), LD_PRELOAD=library)
 
 
 @pytest.mark.parametrize("scene", SCENES)

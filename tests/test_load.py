@@ -18,14 +18,11 @@ from damage import poke, rebuild
 from lily import Engine, _native
 from lily.checkpoint import Checkpoint, open_checkpoint
 from lily.errors import CheckpointError
-from make_checkpoint import FULL_SIZE, Shape, make_checkpoint, tensor_specs
+from make_checkpoint import FULL_SIZE, SMALL, Shape, make_checkpoint, tensor_specs
+from native_engine import open_native
 
 MODEL = "model.safetensors"
 LOG = "language_model.model.layers.0.linear_attn.A_log"
-SMALL = Shape(
-    vocab=320, hidden=64, layers=2, heads=2, kv_heads=1, delta_key_heads=1, delta_value_heads=2, experts=4,
-    experts_used=2, inner=64, shared_inner=64,
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -34,17 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(checkpoint: Checkpoint, progress: Callable[[int, int], object] | None = None) -> None:
-    engine = _native.Engine(
-        _native.Config(**checkpoint.config),
-        checkpoint.tensors,
-        device="cpu",
-        context=256,
-        prefill_chunk=64,
-        threads=2,
-        max_sessions=1,
-        progress=progress,
-    )
-    engine.close()
+    open_native(checkpoint, progress).close()
 
 
 @pytest.mark.parametrize("shape", [Shape(), SMALL, FULL_SIZE, Shape(attention_interval=1), Shape(layers=1)])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from compiler import preloadable
+from stories import tell
 
 TESTS = pathlib.Path(__file__).resolve().parent
 KINDS = ("greedy", "adjusted", "sampled")
@@ -19,12 +17,7 @@ KINDS = ("greedy", "adjusted", "sampled")
 
 def story(*arguments: str, **environment: str) -> Any:
     """What memory_story.py prints."""
-    command = [sys.executable, str(TESTS / "memory_story.py"), *arguments]
-    done = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return tell("memory_story.py", *arguments, **environment)
 
 
 @pytest.fixture(scope="module")

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compiler import preloadable
-from lily import CheckpointError, _native
+from lily import CheckpointError
 from lily.checkpoint import Checkpoint, open_checkpoint
 from lily.tensor_files import read_header
-from make_checkpoint import Shape, make_checkpoint
+from make_checkpoint import SMALL, make_checkpoint
+from native_engine import open_native
+from stories import tell
 
-SHAPE = Shape(
-    vocab=320, hidden=64, layers=2, heads=2, kv_heads=1, delta_key_heads=1, delta_value_heads=2, experts=4,
-    experts_used=2, inner=64, shared_inner=64,
-)  # fmt: skip
 SHARDS = (1, 3)
 
 
 def load(checkpoint: Checkpoint) -> None:
-    engine = _native.Engine(
-        _native.Config(**checkpoint.config),
-        checkpoint.tensors,
-        device="cpu",
-        context=64,
-        prefill_chunk=64,
-        threads=2,
-        max_sessions=1,
-        progress=None,
-    )
-    engine.close()
+    open_native(checkpoint).close()
 
 
 def cuts(path: Path) -> list[int]:
@@ -50,7 +35,7 @@ def cuts(path: Path) -> list[int]:
 @pytest.mark.parametrize("shards", SHARDS)
 def test_cut__at_every_tensor(tmp_path: Path, shards: int) -> None:
     """Found when the headers are checked; when they were checked before, while the weights are read."""
-    folder = make_checkpoint(tmp_path / "one", SHAPE, shards=shards)
+    folder = make_checkpoint(tmp_path / "one", SMALL, shards=shards)
     checkpoint = open_checkpoint(folder)
     descriptors = os.listdir("/dev/fd")
     done = 0
@@ -78,19 +63,10 @@ def story(tmp_path_factory: pytest.TempPathFactory, device: str) -> Any:
         pytest.skip("this is about files")
     folder = tmp_path_factory.mktemp("reading")
     library = preloadable("fail_reads", folder)
-    models = [str(make_checkpoint(folder / f"{shards} files", SHAPE, shards=shards)) for shards in SHARDS]
-    script = str(Path(__file__).with_name("reading_story.py"))
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", script, library, *models],
-        # An arena for each thread would be 64 MB of address space now and then.
-        env={**os.environ, "LD_PRELOAD": library, "MALLOC_ARENA_MAX": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return list(json.loads(done.stdout).values())
+    models = [str(make_checkpoint(folder / f"{shards} files", SMALL, shards=shards)) for shards in SHARDS]
+    # An arena for each thread would be 64 MB of address space now and then.
+    found = tell("reading_story.py", library, *models, LD_PRELOAD=library, MALLOC_ARENA_MAX="1")
+    return list(found.values())
 
 
 @pytest.mark.parametrize("which", range(len(SHARDS)), ids=["one file", "three files"])

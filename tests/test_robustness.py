@@ -20,15 +20,14 @@ from lily.checkpoint import DEMO, open_checkpoint
 from lily.engine import MAX_CHUNK, MAX_CONTEXT, MAX_SCORE_TOP, MAX_SESSIONS, MAX_THREADS
 from lily.model_config import load_config
 from make_checkpoint import Shape, config_json
+from native_engine import open_native
 
 IDS = [(i * 7919) % 4000 for i in range(200)]
 
 
 def native_engine(device: str, **sizes: int) -> _native.Engine:
-    checkpoint = open_checkpoint(DEMO)
-    options = {"context": 64, "prefill_chunk": 64, "max_sessions": 1, "threads": 1, **sizes}
-    config = _native.Config(**checkpoint.config)
-    return _native.Engine(config, checkpoint.tensors, device=device, progress=None, **options)
+    sizes.setdefault("threads", 1)
+    return open_native(open_checkpoint(DEMO), None, device=device, **sizes)
 
 
 @pytest.mark.parametrize("name", ["context", "prefill_chunk", "max_sessions", "threads"])

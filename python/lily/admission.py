@@ -89,7 +89,7 @@ class Admission:
             "(the engine's own session counts: reset() gives its place back)"
         )
 
-    def end(self, flag: object) -> None:
+    def end(self, flag: Flag | None = None) -> None:
         """A request, or something else that had a place, has ended and given it back."""
         self._version = next(self._versions)
         self._readers.pop(id(flag), None)

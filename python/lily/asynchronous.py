@@ -26,7 +26,6 @@ class AsyncStream(Unique, AsyncIterator[Chunk]):
 
     def __init__(self, make: Callable[[], Stream[Chunk]]) -> None:
         self._reading = _Reading(make)
-        self._thread: _Thread | None = None
 
     def __aiter__(self) -> AsyncStream:
         return self
@@ -41,15 +40,13 @@ class AsyncStream(Unique, AsyncIterator[Chunk]):
 
     async def __anext__(self) -> Chunk:
         reading = self._reading
-        if self._thread is None:
-            reading.loop = asyncio.get_running_loop()
-            # A thread of its own: one of a pool could wait behind requests that wait for this one.
-            self._thread = _Thread(target=reading.run, name="lily-agenerate", daemon=True)
-            self._thread.task = reading.task = asyncio.current_task()
-            self._thread.start()
-        elif reading.loop is not asyncio.get_running_loop():
+        loop = asyncio.get_running_loop()
+        if reading.loop not in (None, loop):
             raise RuntimeError("an asynchronous reply belongs to the event loop that began to read it")
         reading.task = asyncio.current_task()
+        if reading.loop is None:
+            reading.loop = loop
+            reading.start()
         if reading.closed:
             raise StopAsyncIteration
         try:
@@ -74,16 +71,14 @@ class AsyncStream(Unique, AsyncIterator[Chunk]):
             reading.close()
 
 
-class _Thread(threading.Thread):
-    """A thread that works for a task."""
+class _Reading(threading.Thread):
+    """The thread, and what it shares with the iterator; it does not keep the iterator alive.
 
-    task: asyncio.Task[object] | None = None
-
-
-class _Reading:
-    """What the thread shares with the iterator; it does not keep the iterator alive."""
+    One of a pool could wait behind requests that wait for this one.
+    """
 
     def __init__(self, make: Callable[[], Stream[Chunk]]) -> None:
+        super().__init__(name="lily-agenerate", daemon=True)
         self._make = make
         self._stream: Stream[Chunk] | None = None
         self.closed = False

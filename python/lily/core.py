@@ -92,7 +92,7 @@ class Core:
         native, self._native = self._native, None
         if native is not None:
             native.close()
-        self.admission.end(self)
+        self.admission.end()
 
     def token_ids(self, prompt: str | TokenIds | Messages, room: int | None = None) -> Ids:
         """Turn a prompt into checked token ids.

@@ -121,8 +121,7 @@ class Engine(Unique):
         from lily import _native
         from lily.tokenizer import Tokenizer
 
-        _check_settings(device, context, prefill_chunk, max_sessions, threads, memory_limit)
-        check_int("snapshot_memory", snapshot_memory, 0, MAX_BYTES)
+        _check_settings(device, context, prefill_chunk, max_sessions, threads, memory_limit, snapshot_memory)
         check_progress(progress)
         self._checkpoint = checkpoint = _open(model, revision, progress)
         context = _context_of(checkpoint, context)
@@ -190,9 +189,8 @@ class Engine(Unique):
 
         A model that is not on this machine yet is downloaded. Arguments and errors as for Engine.
         """
-        _check_settings(device, context, prefill_chunk, max_sessions, 0, None)
+        _check_settings(device, context, prefill_chunk, max_sessions, 0, None, snapshot_memory)
         checkpoint = _open(model, revision, None)
-        check_int("snapshot_memory", snapshot_memory, 0, MAX_BYTES)
         settings = {"prefill_chunk": prefill_chunk or 0, "max_sessions": max_sessions, "device": device}
         context = _context_of(checkpoint, context)
         plan = _memory_plan(checkpoint, {**settings, "context": context, "snapshot_memory": snapshot_memory})
@@ -237,11 +235,11 @@ class Engine(Unique):
     def info(self) -> dict[str, Any]:
         """Return facts about the model, the device and the memory, as JSON types."""
         engine = self._core.native()
-        cached = engine.cached()
+        native, cached = engine.info(), engine.cached()
         return {
-            **engine.info(),
+            **native,
             "cache": {
-                "sessions": engine.info()["max_sessions"] - engine.free_sessions(),
+                "sessions": native["max_sessions"] - engine.free_sessions(),
                 **{name: cached[name] for name in ("snapshots", "snapshot_bytes", "kv_bytes")},
             },
             "model": self._checkpoint.name,
@@ -445,8 +443,9 @@ class Engine(Unique):
 
     def _default_session(self) -> Session:
         with self._core.lock():
-            if self._session is None:
-                self._session = Session(self._core)
+            if self._own_session() is None:
+                self._session = Session(self._core)  # says why there is no room
+            assert self._session is not None
             return self._session
 
     def _own_session(self) -> Session | None:
@@ -494,6 +493,7 @@ def _check_settings(
     max_sessions: int,
     threads: int,
     memory_limit: int | None,
+    snapshot_memory: int | None,
 ) -> None:
     if device not in DEVICES and not (isinstance(device, str) and CUDA_DEVICE.fullmatch(device)):
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, not {device!r}")
@@ -504,6 +504,7 @@ def _check_settings(
     check_int("max_sessions", max_sessions, 1, MAX_SESSIONS, optional=False)
     check_int("threads", threads, 0, MAX_THREADS, optional=False)
     check_int("memory_limit", memory_limit, 1, MAX_BYTES)
+    check_int("snapshot_memory", snapshot_memory, 0, MAX_BYTES)
 
 
 def _open(model: str | os.PathLike[str], revision: str | None, progress: Progress | None) -> Checkpoint:

@@ -91,7 +91,7 @@ class Session(Unique):
                 self._pending = None
                 if not self._core.closed:
                     self._native.close()
-                self._core.admission.end(self._lock)
+                self._core.admission.end()
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
@@ -190,7 +190,9 @@ class Session(Unique):
         with self._lock():
             self._check_open()
             self._check_free()
-            self._restart()
+            self._pending = None
+            self._detokenizer.flush()
+            self._native.reset()
             self._epoch += 1
             self._raise_parked()
 
@@ -311,7 +313,7 @@ class Session(Unique):
     def _claim(self, flag: Flag) -> bool:
         """Reserve an idle session for a generation; False if another one is under way."""
         with self._claims():
-            if self._owner is None or self._owner.raised:
+            if self._is_idle():
                 self._owner = flag
             return self._owner is flag
 
@@ -360,8 +362,8 @@ class Session(Unique):
                     if params.max_tokens is None and produced:
                         return
                     raise ContextFullError(f"the context of {self._core.context} tokens is full")
-                step = self._advance((params.max_tokens or self._core.context) - produced - 1, flag)
-                if step is None:
+                step = self._native.step((params.max_tokens or self._core.context) - produced - 1, flag)
+                if step is None:  # over before its turn came
                     continue
                 index, logprob = step
                 text = self._detokenizer.add(index)
@@ -402,8 +404,8 @@ class Session(Unique):
                 self._check_current(epoch)
                 meter.start()
                 top = self._top(params.top_logprobs)
-                step = self._advance(limit - meter.completion - 1, flag)
-                if step is None:
+                step = self._native.step(limit - meter.completion - 1, flag)
+                if step is None:  # over before its turn came
                     continue
                 index, logprob = step
                 meter.token(reply.kind)
@@ -451,11 +453,6 @@ class Session(Unique):
             self._native.set_sampling(**params.native())
             return self._epoch, reuse
 
-    def _restart(self) -> None:
-        self._pending = None
-        self._detokenizer.flush()
-        self._native.reset()
-
     def _feed_all(self, ids: Ids, done: int, progress: Progress | None, epoch: int, flag: Flag) -> None:
         """Read what is left of a prompt, with snapshots on the way."""
         if progress is not None:
@@ -466,22 +463,12 @@ class Session(Unique):
                 if self._is_over(flag):
                     return
                 self._check_current(epoch)
-                done += self._feed(ids[done : marks[0] if marks else len(ids)], flag)
+                done += self._native.prefill(ids[done : marks[0] if marks else len(ids)], flag)
                 if marks and done == marks[0]:
                     self._native.snapshot(False)
                     del marks[0]
             if progress is not None:
                 progress(done, len(ids))
-
-    def _feed(self, ids: Ids, flag: Flag | None = None) -> int:
-        return self._native.prefill(ids, flag)
-
-    def _advance(self, ahead: int, flag: Flag) -> tuple[int, float] | None:
-        """Append one token; the device may already work on as many as `ahead` further ones.
-
-        None: the call was over before its turn came.
-        """
-        return self._native.step(ahead, flag)
 
     def _top(self, count: int) -> tuple[tuple[int, float], ...]:
         if not count:
@@ -500,7 +487,7 @@ class Session(Unique):
             if prompt is not self._pending:
                 raise LilyError(_OUT_OF_DATE)
             try:
-                prompt.done += self._feed(prompt.ids[prompt.done :])
+                prompt.done += self._native.prefill(prompt.ids[prompt.done :], None)
             except BaseException:
                 self._pending = None
                 raise

@@ -106,7 +106,7 @@ void bind_config(py::module_& m) {
                                                    .context = context,
                                                    .chunk = chunk,
                                                    .sessions = sessions,
-                                                   .snapshot_bytes = snapshot_memory.value_or(kUsualSnapshots)}));
+                                                   .snapshot_bytes = snapshot_memory}));
         },
         py::arg("config"), py::kw_only(), py::arg("context"), py::arg("prefill_chunk"), py::arg("max_sessions"),
         py::arg("device"), py::arg("snapshot_memory") = py::none());
@@ -176,7 +176,7 @@ std::shared_ptr<Engine> open_engine(const Config& config, const std::vector<py::
                                 .threads = threads,
                                 .shuffle = shuffle,
                                 .tile = tile,
-                                .snapshot_bytes = snapshot_memory.value_or(kUsualSnapshots),
+                                .snapshot_bytes = snapshot_memory,
                                 .memory_limit = memory_limit.value_or(UINT64_MAX)};
     auto engine = without_gil([&] { return std::make_shared<Engine>(config, sources, options, report); });
     // Signals are the main thread's. Another one could not come back from waiting for the GIL when Python ends.

@@ -42,7 +42,7 @@ Capacity capacity_of(const EngineOptions& options, uint32_t device_rows, TileCho
     return {.context = options.context,
             .chunk = chunk_of(options, device_rows),
             .sessions = options.sessions,
-            .pages = (options.context + PAGE - 1) / PAGE * options.sessions,
+            .pages = static_cast<uint32_t>(pages_of(options.context)) * options.sessions,
             .tiles = {tiles.rows.begin(), tiles.rows.end()},
             .floors = tiles.floors,
             .split = split};
@@ -74,15 +74,14 @@ Sizes measure(const Config& config, const Capacity& capacity, uint64_t limit) {
 uint64_t page_bytes(const Config& config) {
     uint64_t caches = 0;
     for (uint32_t i = 0; i < config.layers; ++i) caches += config.is_attention(i) ? 2 : 0;
-    return caches * PAGE * config.kv_heads * HEAD_DIM * sizeof(bfloat);
+    return caches * PAGE * config.cache_row() * sizeof(bfloat);
 }
 
 // Of the memory of one snapshot.
 uint64_t carried_bytes(const Config& config) {
     uint64_t floats = config.vocab;
     for (uint32_t i = 0; i < config.layers; ++i)
-        if (!config.is_attention(i))
-            floats += CONV_TAIL * config.channels() + config.delta_value_heads * DELTA_DIM * DELTA_DIM;
+        if (!config.is_attention(i)) floats += config.conv_state() + config.delta_state();
     return floats * sizeof(float);
 }
 
@@ -104,14 +103,13 @@ void fit_pages(Capacity& capacity, const Config& config, const MemoryPlan& plan,
 }
 
 MemoryPlan memory_of(const Config& config, const Capacity& capacity, const EngineOptions& options) {
-    const bool usual = options.snapshot_bytes == kUsualSnapshots;
     const Sizes sizes = measure(config, capacity, kNoLimit);
     return {.weights = sum(sizes.weights),
             .kv = capacity.session_pages() * page_bytes(config),
             .state = sum(sizes.recurrent),
             .logits = sum(sizes.logits),
             .scratch = sum(sizes.scratch) + sum(sizes.shared),
-            .snapshots = usual ? kSnapshotCount * snapshot_bytes(config) : options.snapshot_bytes};
+            .snapshots = options.snapshot_bytes.value_or(kSnapshotCount * snapshot_bytes(config))};
 }
 
 // "auto" takes the processor where the GPU that this build prefers cannot be used.
@@ -192,20 +190,6 @@ std::string choose_device(const EngineOptions& options) {
                 "unknown device '" + options.device + "': expected auto, metal, cuda, cuda:NUMBER, cpu or cpu32");
 }
 
-// A model whose plans can be recorded and not run. Its tiles are those of a GPU.
-static Model model_without_memory(const Config& config, const EngineOptions& options) {
-    check_config(config);
-    const Capacity capacity = capacity_before(options);
-    // Any numbers will do for buffers that nobody allocates, as long as they differ.
-    Carver weights(kNoLimit, {{0}}), kv(kNoLimit, {{1}}), recurrent(kNoLimit, {{2}}), logits(kNoLimit, {{3}});
-    Carver scratch(kNoLimit, {{4}}), shared(kNoLimit, {{5}});
-    std::vector<TensorTarget> targets;
-    Model model{.config = config, .capacity = capacity, .weights = {}, .state = {}};
-    model.weights = layout_weights(config, weights, targets);
-    model.state = layout_state(config, model.capacity, {kv, recurrent, logits, scratch, shared});
-    return model;
-}
-
 MemoryPlan plan_memory(const Config& config, const EngineOptions& options) {
     check_config(config);
     return memory_of(config, capacity_before(options), options);
@@ -219,6 +203,20 @@ Pass decode_pass(const Capacity& capacity, uint32_t position) {
     const uint32_t block = std::max(split.block, tokens / split.most);
     return {
         .decode = true, .rows = 1, .blocks = (std::min(tokens, capacity.context) + block - 1) / block, .block = block};
+}
+
+// A model whose plans can be recorded and not run. Its tiles are those of a GPU.
+static Model model_without_memory(const Config& config, const EngineOptions& options) {
+    check_config(config);
+    const Capacity capacity = capacity_before(options);
+    // Any numbers will do for buffers that nobody allocates, as long as they differ.
+    Carver weights(kNoLimit, {{0}}), kv(kNoLimit, {{1}}), recurrent(kNoLimit, {{2}}), logits(kNoLimit, {{3}});
+    Carver scratch(kNoLimit, {{4}}), shared(kNoLimit, {{5}});
+    std::vector<TensorTarget> targets;
+    Model model{.config = config, .capacity = capacity, .weights = {}, .state = {}};
+    model.weights = layout_weights(config, weights, targets);
+    model.state = layout_state(config, model.capacity, {kv, recurrent, logits, scratch, shared});
+    return model;
 }
 
 // Plans that launch every variant any session will need, whatever their number of rows.
@@ -363,7 +361,7 @@ Engine::Guard Engine::lock(const CancelFlag* flag) {
         if (interrupt_) interrupt_();
     });
     Guard guard(mutex_, std::adopt_lock);
-    if (!device_) throw Error(ErrorKind::kLogic, "the engine is closed");
+    check_usable();
     return guard;
 }
 
@@ -481,20 +479,27 @@ void Engine::copy_page(uint32_t from, uint32_t to) {
     }
 }
 
-void Engine::save_state(uint32_t session, uint32_t generation, const Snapshot& to) {
-    uint64_t at = 0;
-    for (const StatePart& part : carried_parts(model_.config, model_.state, session, generation)) {
-        device_->copy(part.slot.buffer, part.slot.offset, to.memory, at, part.slot.bytes);
-        at += part.slot.bytes;
-    }
+std::vector<SlotRef> Engine::state_of(uint32_t session, uint32_t generation) const {
+    std::vector<SlotRef> slots;
+    for (const StatePart& part : carried_parts(model_.config, model_.state, session, generation))
+        slots.push_back(part.slot);
+    return slots;
 }
 
-void Engine::load_state(const Snapshot& from, uint32_t session, uint32_t generation) {
+// A snapshot has the same slots, one right behind the other.
+std::vector<SlotRef> Engine::state_of(const Snapshot& snapshot) const {
+    std::vector<SlotRef> slots = state_of(0, 0);
     uint64_t at = 0;
-    for (const StatePart& part : carried_parts(model_.config, model_.state, session, generation)) {
-        device_->copy(from.memory, at, part.slot.buffer, part.slot.offset, part.slot.bytes);
-        at += part.slot.bytes;
+    for (SlotRef& slot : slots) {
+        slot = {snapshot.memory, at, slot.bytes};
+        at += slot.bytes;
     }
+    return slots;
+}
+
+void Engine::copy_state(const std::vector<SlotRef>& from, const std::vector<SlotRef>& to) {
+    for (size_t i = 0; i < from.size(); ++i)
+        device_->copy(from[i].buffer, from[i].offset, to[i].buffer, to[i].offset, from[i].bytes);
 }
 
 }  // namespace lily

@@ -35,9 +35,7 @@ struct TensorSource {
     uint64_t bytes;
 };
 
-// As many bytes as kSnapshotCount snapshots take.
-inline constexpr uint64_t kUsualSnapshots = UINT64_MAX;
-inline constexpr uint64_t kSnapshotCount = 16;
+inline constexpr uint64_t kSnapshotCount = 16;  // for which there is memory unless an option says otherwise
 
 struct EngineOptions {
     std::string device = "auto";
@@ -47,7 +45,7 @@ struct EngineOptions {
     uint32_t threads = 0;  // 0: one per physical core
     uint32_t shuffle = 0;  // of a CPU device, for tests
     uint32_t tile = 0;     // rows of every matrix tile; 0: what suits the device
-    uint64_t snapshot_bytes = kUsualSnapshots;
+    std::optional<uint64_t> snapshot_bytes = std::nullopt;
     uint64_t memory_limit = UINT64_MAX;  // pages of the cache beyond one session's exist as far as it allows
 };
 
@@ -166,9 +164,10 @@ private:
     // Gives up a snapshot, so that pages may become free; kOutOfMemory when there is none.
     void make_room();
     void copy_page(uint32_t from, uint32_t to);
-    // Between what a session carries and the memory of a snapshot.
-    void save_state(uint32_t session, uint32_t generation, const Snapshot& to);
-    void load_state(const Snapshot& from, uint32_t session, uint32_t generation);
+    // Where the state that a session carries lies, of its own and of a snapshot; in one order.
+    std::vector<SlotRef> state_of(uint32_t session, uint32_t generation) const;
+    std::vector<SlotRef> state_of(const Snapshot& snapshot) const;
+    void copy_state(const std::vector<SlotRef>& from, const std::vector<SlotRef>& to);
 
     // Finds the plan that `record` makes, which is made ready at its first use.
     template <class Record>

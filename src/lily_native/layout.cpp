@@ -283,24 +283,22 @@ uint64_t StatePart::bytes() const {
 std::vector<StatePart> carried_parts(const Config& c, const State& state, uint32_t session, uint32_t generation) {
     const uint64_t row = uint64_t{session} * GENERATIONS + generation;
     std::vector<StatePart> parts;
-    auto add = [&](const std::string& name, const Slot<float>& pool, std::vector<uint64_t> shape) {
-        uint64_t count = 1;
-        for (uint64_t size : shape) count *= size;
+    auto add = [&](const std::string& name, const Slot<float>& pool, uint64_t count, std::vector<uint64_t> shape) {
         parts.push_back({name, "F32", std::move(shape), slot_ref(pool.slice(row * count, count))});
     };
     for (uint32_t i = 0; i < c.layers; ++i) {
         if (c.is_attention(i)) continue;
         const std::string name = "layers." + std::to_string(i) + ".";
-        add(name + "conv", state.layers[i].conv, {CONV_TAIL, c.channels()});
-        add(name + "delta", state.layers[i].delta, {c.delta_value_heads, DELTA_DIM, DELTA_DIM});
+        add(name + "conv", state.layers[i].conv, c.conv_state(), {CONV_TAIL, c.channels()});
+        add(name + "delta", state.layers[i].delta, c.delta_state(), {c.delta_value_heads, DELTA_DIM, DELTA_DIM});
     }
-    add("logits", state.logits, {c.vocab});
+    add("logits", state.logits, c.vocab, {c.vocab});
     return parts;
 }
 
 std::vector<StatePart> cache_parts(const Config& c, const State& state, uint64_t tokens) {
     std::vector<StatePart> parts;
-    const uint64_t row_bytes = uint64_t{c.kv_heads} * HEAD_DIM * sizeof(bfloat);
+    const uint64_t row_bytes = c.cache_row() * sizeof(bfloat);
     for (uint32_t i = 0; i < c.layers; ++i) {
         if (!c.is_attention(i)) continue;
         const std::string name = "layers." + std::to_string(i) + ".";
@@ -314,7 +312,7 @@ std::vector<StatePart> cache_parts(const Config& c, const State& state, uint64_t
 State layout_state(const Config& c, const Capacity& cap, const StateCarvers& carvers) {
     State s;
     const uint64_t sessions = cap.sessions;
-    const uint64_t page_elements = uint64_t{PAGE} * c.kv_heads * HEAD_DIM;
+    const uint64_t page_elements = PAGE * c.cache_row();
     s.step = carvers.scratch.take<StepState>(1);
     s.tokens = carvers.scratch.take<uint32_t>(cap.chunk);
     s.targets = carvers.scratch.take<uint32_t>(cap.chunk);
@@ -329,9 +327,8 @@ State layout_state(const Config& c, const Capacity& cap, const StateCarvers& car
             layer.k_cache = carvers.kv.take<bfloat>(cap.pages * page_elements);
             layer.v_cache = carvers.kv.take<bfloat>(cap.pages * page_elements);
         } else {
-            layer.conv = carvers.recurrent.take<float>(sessions * GENERATIONS * CONV_TAIL * c.channels());
-            layer.delta =
-                carvers.recurrent.take<float>(sessions * GENERATIONS * c.delta_value_heads * DELTA_DIM * DELTA_DIM);
+            layer.conv = carvers.recurrent.take<float>(sessions * GENERATIONS * c.conv_state());
+            layer.delta = carvers.recurrent.take<float>(sessions * GENERATIONS * c.delta_state());
         }
         s.layers.push_back(layer);
     }

@@ -32,6 +32,10 @@ struct Config {
     uint32_t group() const { return heads / kv_heads; }
     uint32_t channels() const { return (2 * delta_key_heads + delta_value_heads) * DELTA_DIM; }
     uint32_t delta_a() const { return channels() + delta_value_heads * DELTA_DIM; }  // column of the delta projection
+    // Elements of what one session carries in a layer, and of a token in one of a layer's caches.
+    uint64_t conv_state() const { return uint64_t{CONV_TAIL} * channels(); }
+    uint64_t delta_state() const { return uint64_t{delta_value_heads} * DELTA_DIM * DELTA_DIM; }
+    uint64_t cache_row() const { return uint64_t{kv_heads} * HEAD_DIM; }
     // Widths of the fused projections, padded to whole tiles: q|k|v|z|a|b, q and gate|k|v, experts|shared gate.
     uint32_t delta_width() const;
     uint32_t attention_width() const { return (2 * heads + 2 * kv_heads) * HEAD_DIM; }
@@ -40,6 +44,11 @@ struct Config {
 
 // Throws kUnsupported or kCheckpoint for counts that no kernel can run.
 void check_config(const Config& config);
+
+// Pages that hold so many tokens of a session.
+constexpr size_t pages_of(size_t tokens) {
+    return (tokens + PAGE - 1) / PAGE;
+}
 
 // How much of everything is allocated.
 struct Capacity {
@@ -51,7 +60,7 @@ struct Capacity {
     uint32_t floors = 1;          // of TileChoice
     AttentionSplit split;
 
-    uint32_t session_pages() const { return (context + PAGE - 1) / PAGE; }
+    uint32_t session_pages() const { return static_cast<uint32_t>(pages_of(context)); }
     uint32_t attention_blocks() const { return std::min((context + split.block - 1) / split.block, split.most); }
     // Height of the tiles in which `rows` rows are multiplied by one matrix.
     uint32_t tile(uint32_t rows) const;

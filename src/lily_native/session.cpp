@@ -51,15 +51,13 @@ Session::Session(std::shared_ptr<Engine> engine) : Session(std::move(engine), Un
 
 // Does not wait for the device: the first call that has it does what is to be done there.
 void Session::take_place() {
-    {
-        const std::lock_guard pools(engine_->pools_);
-        if (engine_->free_sessions_.empty())
-            throw Error(ErrorKind::kFull, "all " + std::to_string(engine_->capacity().sessions) +
-                                              " sessions are in use; close one or open the engine with a larger "
-                                              "max_sessions");
-        index_ = engine_->free_sessions_.back();
-        engine_->free_sessions_.pop_back();
-    }
+    const std::lock_guard pools(engine_->pools_);
+    if (engine_->free_sessions_.empty())
+        throw Error(ErrorKind::kFull, "all " + std::to_string(engine_->capacity().sessions) +
+                                          " sessions are in use; close one or open the engine with a larger "
+                                          "max_sessions");
+    index_ = engine_->free_sessions_.back();
+    engine_->free_sessions_.pop_back();
 }
 
 // Nobody else has the session any more, so this need not wait until the engine is idle.
@@ -156,7 +154,7 @@ uint32_t Session::chunk_of(size_t tokens) const {
 
 // Has pages of the session's own where the next tokens go.
 void Session::take_pages(uint32_t tokens) {
-    const size_t wanted = (tokens_.size() + tokens + PAGE - 1) / PAGE;
+    const size_t wanted = pages_of(tokens_.size() + tokens);
     try {
         for (size_t i = tokens_.size() / PAGE; i < wanted; ++i)
             if (i == pages_.size() || engine_->pages_->shared(pages_[i])) take_page(i);
@@ -168,7 +166,7 @@ void Session::take_pages(uint32_t tokens) {
 
 // Pages that nothing is in are for others.
 void Session::drop_spare_pages() {
-    const size_t used = (tokens_.size() + queue_->size() + PAGE - 1) / PAGE;
+    const size_t used = pages_of(tokens_.size() + queue_->size());
     if (pages_.size() <= used) return;
     engine_->pages_->drop(std::span<const uint32_t>(pages_).subspan(used));
     pages_.resize(used);
@@ -185,9 +183,7 @@ void Session::take_page(size_t place) {
     const uint32_t page = *taken;
     try {
         if (!added) engine_->copy_page(pages_[place], page);
-        const uint32_t session_pages = engine_->capacity().session_pages();
-        engine_->write<uint32_t>(engine_->model_.state.page_table.slice(uint64_t{*index_} * session_pages + place, 1),
-                                 {&page, 1});
+        write_table(place, {&page, 1});
     } catch (...) {
         engine_->pages_->drop({&page, 1});
         throw;
@@ -195,6 +191,12 @@ void Session::take_page(size_t place) {
     if (added) return pages_.push_back(page);
     engine_->pages_->drop({&pages_[place], 1});
     pages_[place] = page;
+}
+
+// Entries of the session's row, from `first` on.
+void Session::write_table(size_t first, std::span<const uint32_t> pages) {
+    const uint64_t row = uint64_t{*index_} * engine_->capacity().session_pages();
+    engine_->write<uint32_t>(engine_->model_.state.page_table.slice(row + first, pages.size()), pages);
 }
 
 void Session::release_pages() {

@@ -99,10 +99,10 @@ public:
     std::vector<Picked> top(uint32_t k);
 
 private:
-    // The engine's lock. lock() ends every queue of steps, lock_running() all but the session's own.
     struct Unplaced {};  // a session without a place yet
     Session(std::shared_ptr<Engine> engine, Unplaced);
     void take_place();
+    // The engine's lock. lock() ends every queue of steps, lock_running() all but the session's own.
     Engine::Guard lock(const CancelFlag* flag = nullptr);
     Engine::Guard lock_running(const CancelFlag* flag = nullptr, bool loads = false);
     void check_ids(std::span<const int32_t> ids) const;
@@ -112,9 +112,11 @@ private:
     void drop_spare_pages();
     void take_page(size_t place);
     void release_pages();
-    void write_table(size_t first);
+    void write_table(size_t first, std::span<const uint32_t> pages);
     void forget();
     void keep_pins();
+    std::shared_ptr<Snapshot> checkpoint(size_t position) const;
+    std::span<const uint32_t> filled_pages() const;
     std::shared_ptr<Snapshot> save(bool own);
     bool save_if_possible();
     void load(const Snapshot& from);
@@ -151,7 +153,6 @@ private:
     // Snapshots of states that this one has come from, the first ones for as long as it wants to go back to them.
     std::vector<std::shared_ptr<Snapshot>> pins_;
     std::vector<std::weak_ptr<Snapshot>> made_;
-    std::shared_ptr<Snapshot> checkpoint(size_t position) const;
     uint32_t loading_ = 0;  // tokens that begin_load() has made room for
     std::shared_ptr<StepQueue> queue_ = std::make_shared<StepQueue>();
 };

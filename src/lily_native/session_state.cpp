@@ -6,6 +6,11 @@
 #include "session.h"
 
 namespace lily {
+namespace {
+
+constexpr size_t kLeastKept = 32;  // tokens that are quicker to read again than a snapshot is worth
+
+}  // namespace
 
 std::unique_ptr<Session> Session::fork() {
     std::unique_ptr<Session> child(new Session(engine_, Unplaced()));
@@ -15,15 +20,11 @@ std::unique_ptr<Session> Session::fork() {
     child->write_sampling(sampling_);
     child->placed_ = true;
     if (tokens_.empty()) return child;
-    const size_t held = (tokens_.size() + PAGE - 1) / PAGE;
-    child->pages_.assign(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(held));
-    engine_->pages_->hold(child->pages_);
-    child->write_table(0);
-    const auto from = carried_parts(engine_->config(), engine_->model_.state, *index_, generation_);
-    const auto to = carried_parts(engine_->config(), engine_->model_.state, *child->index_, 0);
-    for (size_t i = 0; i < from.size(); ++i)
-        engine_->device_->copy(from[i].slot.buffer, from[i].slot.offset, to[i].slot.buffer, to[i].slot.offset,
-                               from[i].slot.bytes);
+    const std::span<const uint32_t> pages = filled_pages();
+    child->pages_.assign(pages.begin(), pages.end());
+    engine_->pages_->hold(pages);
+    child->write_table(0, pages);
+    engine_->copy_state(engine_->state_of(*index_, generation_), engine_->state_of(*child->index_, 0));
     child->pins_ = pins_;
     child->made_ = made_;
     child->tokens_.assign(tokens_.begin(), tokens_.end());
@@ -33,11 +34,9 @@ std::unique_ptr<Session> Session::fork() {
     return child;
 }
 
-void Session::write_table(size_t first) {
-    const uint32_t session_pages = engine_->capacity().session_pages();
-    const std::span<const uint32_t> entries = std::span<const uint32_t>(pages_).subspan(first);
-    engine_->write<uint32_t>(
-        engine_->model_.state.page_table.slice(uint64_t{*index_} * session_pages + first, entries.size()), entries);
+// Without those that are there for steps to come.
+std::span<const uint32_t> Session::filled_pages() const {
+    return std::span<const uint32_t>(pages_).first(pages_of(tokens_.size()));
 }
 
 // The snapshot of a position, of a state that the present one has come from.
@@ -56,12 +55,11 @@ std::shared_ptr<Snapshot> Session::save(bool own) {
     std::shared_ptr<Snapshot> found = checkpoint(tokens_.size());
     if (!found && !own) found = store.find(tokens_);
     if (found) return found;
-    const size_t held = (tokens_.size() + PAGE - 1) / PAGE;
     made_.reserve(made_.size() + 1);
-    found = store.add(tokens_, prompt_tokens_, std::span<const uint32_t>(pages_).first(held));
+    found = store.add(tokens_, prompt_tokens_, filled_pages());
     if (!found) return nullptr;
     try {
-        engine_->save_state(*index_, generation_, *found);
+        engine_->copy_state(engine_->state_of(*index_, generation_), engine_->state_of(*found));
     } catch (...) {
         store.remove(found);
         throw;
@@ -139,8 +137,8 @@ void Session::load(const Snapshot& from) {
     release_pages();
     pages_.assign(from.pages.begin(), from.pages.end());
     try {
-        write_table(0);
-        engine_->load_state(from, *index_, 0);
+        write_table(0, pages_);
+        engine_->copy_state(engine_->state_of(from), engine_->state_of(*index_, 0));
         tokens_.assign(from.tokens.begin(), from.tokens.end());
     } catch (...) {
         forget();
@@ -153,30 +151,27 @@ void Session::load(const Snapshot& from) {
     counts_valid_ = false;
 }
 
-namespace {
-
-constexpr size_t kLeastKept = 32;  // tokens that are quicker to read again than a snapshot is worth
-
-}  // namespace
-
 Session::Reuse Session::restart(std::span<const int32_t> given, const CancelFlag* flag) {
     const auto guard = lock(flag);
     const std::vector<int32_t> owned(given.begin(), given.end());  // the caller's may change meanwhile
     const std::span<const int32_t> ids(owned);
     check_ids(ids);
-    SnapshotStore& store = *engine_->snapshots_;
     Reuse reuse{0, 0, -1};
-    auto compare = [&](const std::vector<uint32_t>& tokens) {
+    // Notes how far a sequence goes with the prompt; whether it begins it as a whole.
+    auto begins = [&](const std::vector<uint32_t>& tokens) {
         const size_t common = common_prefix(tokens, ids);
-        const bool longer = common < tokens.size();
-        if (common < reuse.common || (common == reuse.common && (!longer || reuse.expected >= 0))) return;
-        reuse.common = static_cast<uint32_t>(common);
-        reuse.expected = longer ? int64_t{tokens[common]} : -1;
+        const bool whole = common == tokens.size();
+        if (common > reuse.common || (common == reuse.common && !whole && reuse.expected < 0)) {
+            reuse.common = static_cast<uint32_t>(common);
+            reuse.expected = whole ? -1 : int64_t{tokens[common]};
+        }
+        return whole;
     };
-    compare(tokens_);
-    for (const auto& snapshot : store.all()) compare(snapshot->tokens);
-    const bool goes_on = common_prefix(tokens_, ids) == tokens_.size();
-    std::shared_ptr<Snapshot> best = store.longest(ids);
+    const bool goes_on = begins(tokens_);
+    std::shared_ptr<Snapshot> best;
+    for (const auto& snapshot : engine_->snapshots_->all())
+        if (begins(snapshot->tokens) && (!best || snapshot->tokens.size() > best->tokens.size())) best = snapshot;
+    if (best) engine_->snapshots_->use(*best);
     if (best && goes_on && best->tokens.size() <= tokens_.size()) best = nullptr;
     if (!goes_on || best) {
         // Held by `best`, what is about to be used is not what makes room.

@@ -52,26 +52,17 @@ size_t common_prefix(std::span<const uint32_t> tokens, std::span<const int32_t> 
     return i;
 }
 
-std::shared_ptr<Snapshot> SnapshotStore::used(const std::shared_ptr<Snapshot>& snapshot) {
-    snapshot->last_use = ++clock_;
-    return snapshot;
+void SnapshotStore::use(Snapshot& snapshot) {
+    snapshot.last_use = ++clock_;
 }
 
 std::shared_ptr<Snapshot> SnapshotStore::find(std::span<const uint32_t> tokens) {
-    for (const auto& snapshot : all_)
-        if (std::equal(snapshot->tokens.begin(), snapshot->tokens.end(), tokens.begin(), tokens.end()))
-            return used(snapshot);
-    return nullptr;
-}
-
-std::shared_ptr<Snapshot> SnapshotStore::longest(std::span<const int32_t> ids) {
-    const std::shared_ptr<Snapshot>* best = nullptr;
     for (const auto& snapshot : all_) {
-        const size_t length = snapshot->tokens.size();
-        if (length > ids.size() || (best != nullptr && length <= (*best)->tokens.size())) continue;
-        if (common_prefix(snapshot->tokens, ids) == length) best = &snapshot;
+        if (!std::equal(snapshot->tokens.begin(), snapshot->tokens.end(), tokens.begin(), tokens.end())) continue;
+        use(*snapshot);
+        return snapshot;
     }
-    return best != nullptr ? used(*best) : nullptr;
+    return nullptr;
 }
 
 std::shared_ptr<Snapshot> SnapshotStore::add(std::span<const uint32_t> tokens, size_t prompt_tokens,
@@ -91,7 +82,8 @@ std::shared_ptr<Snapshot> SnapshotStore::add(std::span<const uint32_t> tokens, s
     }
     pages_.hold(pages);
     count_ = all_.size();
-    return used(made);
+    use(*made);
+    return made;
 }
 
 void SnapshotStore::remove(const std::shared_ptr<Snapshot>& snapshot) {

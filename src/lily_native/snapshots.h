@@ -53,8 +53,8 @@ public:
 
     // The one of exactly these tokens; nullptr if there is none.
     std::shared_ptr<Snapshot> find(std::span<const uint32_t> tokens);
-    // The longest one that begins `ids`; nullptr if there is none.
-    std::shared_ptr<Snapshot> longest(std::span<const int32_t> ids);
+    // Makes it the most recently used one.
+    void use(Snapshot& snapshot);
     // A new one, whose memory is to be filled; nullptr when there is no room.
     std::shared_ptr<Snapshot> add(std::span<const uint32_t> tokens, size_t prompt_tokens,
                                   std::span<const uint32_t> pages);
@@ -71,8 +71,6 @@ public:
     uint32_t most() const { return most_; }
 
 private:
-    std::shared_ptr<Snapshot> used(const std::shared_ptr<Snapshot>& snapshot);
-
     Device& device_;
     PagePool& pages_;
     uint64_t state_bytes_;

@@ -50,6 +50,17 @@ Compilation* find(Program program, const char* where) {
     return nullptr;
 }
 
+// A call that gives something of a program.
+template <class Give>
+Result with(const char* name, Program program, const Give& give) {
+    if (const Result result = cuda_double::begin(name).result) return result;
+    const std::lock_guard guard(mutex);
+    const Compilation* const found = find(program, name);
+    if (!found) return kInvalidProgram;
+    give(*found);
+    return 0;
+}
+
 }  // namespace
 
 const char* nvrtcGetErrorString(Result result) {
@@ -102,37 +113,19 @@ Result nvrtcCompileProgram(Program program, int count, const char* const* option
 
 // Sizes of texts count the zero at the end.
 Result nvrtcGetProgramLogSize(Program program, size_t* bytes) {
-    if (const Result result = cuda_double::begin("nvrtcGetProgramLogSize").result) return result;
-    const std::lock_guard guard(mutex);
-    const Compilation* const found = find(program, "nvrtcGetProgramLogSize");
-    if (!found) return kInvalidProgram;
-    *bytes = found->log.size() + 1;
-    return 0;
+    return with("nvrtcGetProgramLogSize", program, [&](const Compilation& of) { *bytes = of.log.size() + 1; });
 }
 
 Result nvrtcGetProgramLog(Program program, char* text) {
-    if (const Result result = cuda_double::begin("nvrtcGetProgramLog").result) return result;
-    const std::lock_guard guard(mutex);
-    const Compilation* const found = find(program, "nvrtcGetProgramLog");
-    if (!found) return kInvalidProgram;
-    std::memcpy(text, found->log.c_str(), found->log.size() + 1);
-    return 0;
+    return with("nvrtcGetProgramLog", program,
+                [&](const Compilation& of) { std::memcpy(text, of.log.c_str(), of.log.size() + 1); });
 }
 
 Result nvrtcGetCUBINSize(Program program, size_t* bytes) {
-    if (const Result result = cuda_double::begin("nvrtcGetCUBINSize").result) return result;
-    const std::lock_guard guard(mutex);
-    const Compilation* const found = find(program, "nvrtcGetCUBINSize");
-    if (!found) return kInvalidProgram;
-    *bytes = found->code.size();
-    return 0;
+    return with("nvrtcGetCUBINSize", program, [&](const Compilation& of) { *bytes = of.code.size(); });
 }
 
 Result nvrtcGetCUBIN(Program program, char* image) {
-    if (const Result result = cuda_double::begin("nvrtcGetCUBIN").result) return result;
-    const std::lock_guard guard(mutex);
-    const Compilation* const found = find(program, "nvrtcGetCUBIN");
-    if (!found) return kInvalidProgram;
-    std::memcpy(image, found->code.data(), found->code.size());
-    return 0;
+    return with("nvrtcGetCUBIN", program,
+                [&](const Compilation& of) { std::memcpy(image, of.code.data(), of.code.size()); });
 }
