@@ -21,7 +21,7 @@ from lily.errors import (
     UnsupportedError,
 )
 from lily.prefill import Prefill
-from lily.results import Chunk, PrefillProgress, Token, TokenLogprob, Usage
+from lily.results import Chunk, PrefillProgress, Token, TokenLogprob, ToolCall, Usage
 from lily.sampling import SamplingParams
 from lily.session import Session
 from lily.stream import Stream
@@ -48,6 +48,7 @@ __all__ = [
     "Token",
     "TokenLogprob",
     "Tokenizer",
+    "ToolCall",
     "UnsupportedError",
     "Usage",
 ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["text", "reasoning"]
-Finish: TypeAlias = Literal["stop", "length"]
+Kind: TypeAlias = Literal["text", "reasoning", "tool_call"]
+Finish: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,34 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the model asks for.
+
+    Attributes:
+        id: Unique name of the call, for the message with its result.
+        name: The function.
+        arguments: Its arguments, as JSON types.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of a reply.
 
     Attributes:
-        text: New text; may be empty in the last chunk.
-        kind: "text" for the answer, "reasoning" for what the model thinks before it.
+        text: New text; may be empty in the last chunk. Of a call, what the model wrote.
+        kind: "text" for the answer, "reasoning" for what the model thinks before it, "tool_call" for a call.
         token_ids: Tokens read since the chunk before; some may belong to text that is still held back.
-        finish_reason: None, or in the last chunk "stop" (end token or stop string) or "length".
+        finish_reason: None, or in the last chunk "stop" (end token or stop string), "length", or "tool_calls"
+            if it ended like "stop" and there were calls.
         usage: None, or in the last chunk the counts and speed.
         logprobs: One entry for each of token_ids if logprobs were asked for, else None.
+        tool_call: The call, if that is the kind; always a complete one.
+        warning: Why text that begins like a call is none, else None.
     """
 
     text: str
@@ -81,6 +99,8 @@ class Chunk:
     finish_reason: Finish | None = None
     usage: Usage | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    tool_call: ToolCall | None = None
+    warning: str | None = None
 
 
 class Meter:
