@@ -37,13 +37,15 @@ lint: $(VENV)/linted  ## check style, types, the kernel table and docs/KERNELS.m
 	$(BIN)/python tools/check_style.py
 	$(BIN)/python tools/kernel_table.py --shaders shaders --bench shaders/bench --out-dir build/lint \
 	    --check src/lily_native/model.cpp --check-docs docs/KERNELS.md
+	$(BIN)/python tools/api_docs.py --check
 
-format: $(VENV)/linted  ## rewrite sources in the project's style, and docs/KERNELS.md from the shaders
+format: $(VENV)/linted  ## rewrite sources in the project's style, docs/KERNELS.md from the shaders, docs/API.md from docstrings
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 	$(BIN)/python tools/kernel_table.py --shaders shaders --bench shaders/bench --out-dir build/lint \
 	    --docs docs/KERNELS.md
+	$(BIN)/python tools/api_docs.py
 
 bench: $(VENV)/tested  ## measure decode and prefill of the demo model beside mlx-lm, in one run
 	$(BIN)/lily bench peers --context 64 --tokens 64 --prefill 64,512
