@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lily import CheckpointError, Tokenizer, UnsupportedError
-from lily.chat import ReplyStream
+from lily.reply import Piece, ReplyStream
 
 WEATHER = {
     "type": "function",
@@ -289,12 +289,12 @@ def run(stream: ReplyStream, ids: Iterable[int]) -> dict[str, str]:
     """Feed ids and join the pieces of each kind."""
     joined = {"text": "", "reasoning": ""}
     for index in ids:
-        for kind, text in stream.add(index):
+        for kind, text, *_ in stream.add(index):
             assert text
             joined[kind] += text
         if stream.stopped:
             break
-    for kind, text in stream.finish():
+    for kind, text, *_ in stream.finish():
         joined[kind] += text
     return joined
 
@@ -328,11 +328,11 @@ def test_stop__every_split_gives_the_same_text(
 
 def test_stop__emits_what_is_certain_at_once(tokenizer: Tokenizer) -> None:
     stream = ReplyStream(tokenizer, [], ["zebra"])
-    assert stream.add(tokenizer.encode("A")[0]) == [("text", "A")]
+    assert stream.add(tokenizer.encode("A")[0]) == [Piece("text", "A")]
     (z,) = tokenizer.encode("z")
     assert stream.add(z) == []
-    assert stream.add(z) == [("text", "z")]
-    assert stream.finish() == [("text", "z")]
+    assert stream.add(z) == [Piece("text", "z")]
+    assert stream.finish() == [Piece("text", "z")]
 
 
 def test_reasoning__is_split_at_the_markers(tokenizer: Tokenizer) -> None:

@@ -115,10 +115,12 @@ def test_generate__logit_bias_and_penalties(engine: Engine) -> None:
     assert punished.count(token) < plain.count(token)
 
 
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
 def test_generate__tools_reach_the_template(engine: Engine) -> None:
-    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
     plain = list(engine.generate(FRANCE, max_tokens=1))[-1].usage
-    tools = list(engine.generate(FRANCE, max_tokens=1, tools=[tool]))[-1].usage
+    tools = list(engine.generate(FRANCE, max_tokens=1, tools=[TOOL]))[-1].usage
     assert plain is not None
     assert tools is not None
     assert tools.prompt_tokens > plain.prompt_tokens
@@ -127,7 +129,14 @@ def test_generate__tools_reach_the_template(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"tool_choice": "auto"}, UnsupportedError, "tool_choice is not implemented"),
+        ({"tool_choice": "auto"}, ValueError, "tool_choice='auto' needs tools"),
+        (
+            {"tool_choice": "maybe", "tools": [TOOL]},
+            ValueError,
+            "tool_choice must be 'auto', 'none', 'required'",
+        ),
+        ({"tool_choice": "required", "tools": [TOOL]}, UnsupportedError, "'required' is not implemented yet"),
+        ({"tools": [TOOL, TOOL]}, ValueError, "'weather' is the name of a tool before it as well"),
         (
             {"response_format": {"type": "json_object"}},
             UnsupportedError,

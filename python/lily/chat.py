@@ -1,4 +1,4 @@
-"""Conversations to prompts with the chat template, and generated tokens to answer text and reasoning."""
+"""Conversations to prompts, with the chat template of the checkpoint."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from lily.files import is_there, named, read_file, shown
 if TYPE_CHECKING:
     import jinja2
 
-    from lily.results import Kind
     from lily.template_sandbox import TemplateSandbox
-    from lily.tokenizer import Tokenizer
 
 _ROLES = ("system", "user", "assistant", "tool")
 # Written behind the message to be continued; the blank shows whether the template strips what it writes.
@@ -263,91 +261,3 @@ def _compile(text: str, path: pathlib.Path) -> tuple[TemplateSandbox, jinja2.Tem
     except Exception as error:  # Python compiles what jinja writes, with errors of its own
         line = f" at line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise CheckpointError(f"{path}: the chat template is broken{line}: {_reason(error)}") from error
-
-
-class ReplyStream:
-    """Splits generated tokens into answer text and reasoning, and looks for stop strings in the answer.
-
-    The tokens <think> and </think> switch between the two and are not part of the text, nor are the line
-    breaks that the chat template puts around them. Text is held back while it may be the beginning of a stop
-    string, and line breaks at the end of reasoning while they may be its last.
-
-    Args:
-        tokenizer: Tokenizer of the checkpoint.
-        context: Token ids in front of the reply; reasoning may have been opened there.
-        stop: Stop strings.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], stop: Sequence[str] = ()) -> None:
-        self.stopped = False
-        self._open = tokenizer.token_id("<think>")
-        self._close = tokenizer.token_id("</think>")
-        self._stop = tuple(stop)
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=True)
-        self._held = ""
-        self.kind: Kind = "reasoning" if self._left_open(tokenizer, context) else "text"
-        self._trim = False
-
-    def _left_open(self, tokenizer: Tokenizer, context: Sequence[int]) -> bool:
-        """Tell whether the last marker of the context is <think>; a special token ends a turn."""
-        for index in reversed(context):
-            if index == self._open:
-                return True
-            if index == self._close or index in tokenizer.special_ids:
-                return False
-        return False
-
-    def add(self, index: int) -> list[tuple[Kind, str]]:
-        """Take one token id and return the pieces (kind, text) that are certain with it."""
-        if index == self._open and self.kind == "text":
-            return self._switch("reasoning", self._detokenizer.flush())
-        if index == self._close and self.kind == "reasoning":
-            last = (self._held + self._detokenizer.flush()).rstrip("\n")
-            self._held = ""
-            return self._switch("text", last)
-        return self._feed(self._detokenizer.add(index))
-
-    def finish(self) -> list[tuple[Kind, str]]:
-        """Return what is still held back, unless a stop string was found."""
-        if self.stopped:
-            return []
-        pieces = self._feed(self._detokenizer.flush())
-        if self._held and not self.stopped:
-            pieces.append((self.kind, self._held))
-        self._held = ""
-        return pieces
-
-    def _switch(self, kind: Kind, last: str) -> list[tuple[Kind, str]]:
-        pieces = self._feed(last)
-        if self.stopped:
-            return pieces
-        if self._held:
-            pieces.append((self.kind, self._held))
-        self._held = ""
-        self.kind = kind
-        self._trim = True
-        return pieces
-
-    def _feed(self, piece: str) -> list[tuple[Kind, str]]:
-        if self._trim:
-            piece = piece.lstrip("\n")
-            self._trim = not piece
-        text = self._held + piece
-        cut = len(text.rstrip("\n")) if self.kind == "reasoning" else self._find_stop(text)
-        self._held = "" if self.stopped else text[cut:]
-        return [(self.kind, text[:cut])] if cut else []
-
-    def _find_stop(self, text: str) -> int:
-        """Return how much of the text is certain: up to a stop string, or up to what may become one.
-
-        The stop string that is complete first wins, so that the result does not depend on how tokens split
-        the text.
-        """
-        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
-            self.stopped = True
-            return min(found)[1]
-        for length in range(max(map(len, self._stop), default=0), 0, -1):
-            if len(text) >= length and any(stop.startswith(text[-length:]) for stop in self._stop):
-                return len(text) - length
-        return len(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
@@ -17,6 +18,7 @@ from lily.stream import ProcessLock
 if TYPE_CHECKING:
     from lily import _native
     from lily.tokenizer import Tokenizer
+    from lily.tools import Tool
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]]"
@@ -38,6 +40,7 @@ class Request:
     progress: Progress | None
     timeout: float | None = None  # seconds, from the first chunk that is read
     on_context_full: ContextPolicy = "error"
+    tools: tuple[Tool, ...] = ()  # whose calls are looked for in the reply
 
 
 class Core:
@@ -140,7 +143,6 @@ class Core:
         """Check the arguments of generate() and turn the prompt into token ids."""
         self.native()
         refused = {
-            "tool_choice": tool_choice,
             "response_format": response_format,
             "thinking_token_budget": thinking_token_budget,
         }
@@ -152,6 +154,7 @@ class Core:
         if on_context_full not in ("error", "stop"):
             raise ValueError(f"on_context_full must be 'error' or 'stop', not {on_context_full!r}")
         params = SamplingParams.make(sampling, options, "generate").with_defaults(self.generation_config)
+        callable_tools, params = self._tools(tools, tool_choice, params)
         self.check_ids_of(params)
         template = template_variables(chat_template_kwargs, tools, enable_thinking)
         template = {name: value for name, value in template.items() if value is not None}
@@ -162,10 +165,28 @@ class Core:
             raise ValueError(f"{next(iter(template))} goes with a prompt of messages only")
         else:
             ids = None if prompt is None else self.token_ids(prompt)
-        request = Request(ids, params, progress, timeout, on_context_full)
+        request = Request(ids, params, progress, timeout, on_context_full, callable_tools)
         if ids is not None:
             self.check_room(len(ids), request)
         return request
+
+    def _tools(
+        self, tools: Sequence[Mapping[str, Any]] | None, choice: object, params: SamplingParams
+    ) -> tuple[tuple[Tool, ...], SamplingParams]:
+        """Return the tools that may be called, and the parameters with which they are."""
+        from lily.chat import checked_tools
+        from lily.tools import choice_of, tools_of
+
+        found = tools_of(checked_tools(tools) or ())
+        chosen = choice_of(choice, found)
+        if chosen.mode == "required":
+            raise UnsupportedError(f"tool_choice={choice!r} is not implemented yet; 'auto' and 'none' are")
+        if chosen.mode == "auto" or not found:
+            return found, params
+        # The prompt stays what it is with tools, so that what was read of it is still good.
+        begin = self.tokenizer.token_id("<tool_call>")
+        bias = {} if begin is None else {begin: -100.0}
+        return (), dataclasses.replace(params, logit_bias={**(params.logit_bias or {}), **bias})
 
     def check_room(self, prompt: int, request: Request) -> None:
         """Raise ContextFullError if a reply may not fit behind a prompt of so many tokens."""

@@ -317,8 +317,8 @@ class Engine(Unique):
             sampling: Sampling parameters; what it leaves out comes from the checkpoint's
                 generation_config.json.
             session: Session to use. Default: the engine's own, or a temporary one while that is generating.
-            tools: Functions the model may call (messages only); calls are part of the text.
-            tool_choice: Not implemented yet.
+            tools: Functions the model may call (messages only); calls are chunks of kind "tool_call".
+            tool_choice: "auto", the default, or "none": the tools stay in the prompt, but are not called.
             response_format: Not implemented yet.
             enable_thinking: False asks for an answer without reasoning (messages only).
             thinking_token_budget: Not implemented yet.

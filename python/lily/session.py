@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lily.core import ContextPolicy, Core, Ids, Messages, Progress, Request, TokenIds, check_progress
 from lily.errors import ContextFullError, LilyError, TimeLimitError
 from lily.prefill import Prefill, Prompt
-from lily.results import Chunk, Finish, Kind, Meter, Token, TokenLogprob
+from lily.results import Chunk, Finish, Meter, Token, TokenLogprob
 from lily.reuse import LEAST_KEPT, Reuse, marks_of, miss_reason
 from lily.sampling import SamplingOptions, SamplingParams, StepOptions, check_int
 from lily.stream import ProcessLock, Stream, Unique, new_flag
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lily import _native
     from lily._native import Flag
     from lily.asynchronous import AsyncStream
+    from lily.reply import Piece
     from lily.tokenizer import Detokenizer
 
 _OUT_OF_DATE = "this iterator is out of date: another call on its session has started since"
@@ -371,7 +372,7 @@ class Session(Unique):
             yield Token(index, logprob, text)
 
     def _reply(self, request: Request, flag: Flag) -> Iterator[Chunk]:
-        from lily.chat import ReplyStream
+        from lily.reply import Piece, ReplyStream  # slow to import
 
         meter = Meter()
         epoch, reuse = self._begin(request.params, flag, request.ids)
@@ -391,12 +392,13 @@ class Session(Unique):
         meter.prefilled()
 
         params = request.params
-        reply = ReplyStream(self._core.tokenizer, self._native.tokens().tolist(), params.stop or ())
+        context = self._native.tokens().tolist()
+        reply = ReplyStream(self._core.tokenizer, context, params.stop or (), request.tools)
         ends = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self._core.eos_ids)
         limit = min(params.max_tokens or self._core.context, self._core.context - self.position)
         unread: list[TokenLogprob] = []
         finish: Finish | None = None if limit else "length"
-        pieces: list[tuple[Kind, str]] = []
+        pieces: list[Piece] = []
         while finish is None:
             with self._lock():
                 if self._is_over(flag):
@@ -416,16 +418,18 @@ class Session(Unique):
                 pieces = reply.add(index)
                 finish = "stop" if reply.stopped else "length" if meter.completion == limit else None
             if finish is None:
-                for kind, text in pieces:
-                    yield _chunk(text, kind, unread, params)
+                for piece in pieces:
+                    yield _chunk(piece, unread, params)
                     unread = []
                 pieces = []
-        pieces += reply.finish()
-        last_kind, last_text = pieces.pop() if pieces else (reply.kind, "")
-        for kind, text in pieces:
-            yield _chunk(text, kind, unread, params)
+        pieces += reply.finish(complete=finish == "stop")
+        if finish == "stop" and reply.calls:
+            finish = "tool_calls"
+        final = pieces.pop() if pieces else Piece(reply.kind, "")
+        for piece in pieces:
+            yield _chunk(piece, unread, params)
             unread = []
-        last = _chunk(last_text, last_kind, unread, params)
+        last = _chunk(final, unread, params)
         yield dataclasses.replace(last, finish_reason=finish, usage=meter.usage())
 
     def _begin(self, params: SamplingParams, flag: Flag, ids: Ids | None) -> tuple[int, Reuse]:
@@ -541,6 +545,14 @@ class Session(Unique):
             raise LilyError(_OUT_OF_DATE)
 
 
-def _chunk(text: str, kind: Kind, tokens: list[TokenLogprob], params: SamplingParams) -> Chunk:
+def _chunk(piece: Piece, tokens: list[TokenLogprob], params: SamplingParams) -> Chunk:
     ids = tuple(token.id for token in tokens)
-    return Chunk(text, kind, ids, logprobs=tuple(tokens) if params.logprobs else None)
+    logprobs = tuple(tokens) if params.logprobs else None
+    return Chunk(
+        piece.text,
+        piece.kind,
+        ids,
+        logprobs=logprobs,
+        tool_call=piece.tool_call,
+        warning=piece.warning,
+    )

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from lily import CheckpointError, ContextFullError, Engine, Tokenizer, UnsupportedError
-from lily.chat import ChatTemplate, ReplyStream, checked_messages, checked_tools
+from lily.chat import ChatTemplate, checked_messages, checked_tools
 from lily.checkpoint import DEMO, open_checkpoint
+from lily.reply import ReplyStream
 from lily.tensor_files import read_tensor_table
 
 DAMAGED = (CheckpointError, UnsupportedError)
