@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lily.errors import CheckpointError, DownloadError, UnsupportedError
-from lily.hub_access import LostError, describe_files, failure, list_files, pieces_of, quiet_links
+from lily.hub_access import LostError, describe_files, failure, list_files, patiently, pieces_of, quiet_links
 from lily.model_config import load_config
 
 Progress = Callable[[int, int], object]
@@ -155,12 +155,14 @@ def _check_supported(repo: str, commit: str) -> None:
     import huggingface_hub
 
     with tempfile.TemporaryDirectory() as cache:
-        folder = huggingface_hub.snapshot_download(
-            repo,
-            revision=commit,
-            allow_patterns=["config.json", "generation_config.json"],
-            cache_dir=cache,
-            tqdm_class=quiet_links(),
+        folder = patiently(
+            lambda: huggingface_hub.snapshot_download(
+                repo,
+                revision=commit,
+                allow_patterns=["config.json", "generation_config.json"],
+                cache_dir=cache,
+                tqdm_class=quiet_links(),
+            )
         )
         try:
             load_config(Path(folder))
@@ -185,10 +187,10 @@ def fetch(plan: Plan, revision: str | None, patterns: list[str], progress: Progr
 
     check_disk(plan)
     if plan.missing:
-        _Downloads(plan, progress).run()
+        _Downloads(plan, revision, progress).run()
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(
+        folder = patiently(
+            lambda: huggingface_hub.snapshot_download(
                 plan.repo, revision=revision, allow_patterns=patterns, tqdm_class=quiet_links()
             )
         )
@@ -197,7 +199,7 @@ def fetch(plan: Plan, revision: str | None, patterns: list[str], progress: Progr
     for file in plan.files:  # where a file system has no links, the entry is a copy
         if not (plan.folder / file.name).is_symlink() and (plan.folder / file.name).is_file():
             plan.blob(file).unlink(missing_ok=True)
-    return folder
+    return Path(folder)
 
 
 def damaged(plan: Plan, progress: Progress | None) -> list[RemoteFile]:
@@ -249,8 +251,9 @@ class _Downloads:
     The threads are daemons: one that waits for a dead connection must not keep the program from ending.
     """
 
-    def __init__(self, plan: Plan, progress: Progress | None) -> None:
+    def __init__(self, plan: Plan, revision: str | None, progress: Progress | None) -> None:
         self._plan = plan
+        self._revision = revision
         self._progress = progress
         self._files: queue.SimpleQueue[RemoteFile] = queue.SimpleQueue()
         for file in sorted(plan.missing, key=lambda file: file.size):
@@ -263,7 +266,10 @@ class _Downloads:
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(_WORKERS)]
 
     def run(self) -> None:
-        self._plan.blob(self._plan.files[0]).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            (self._plan.store / "blobs").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise failure(self._plan.repo, self._revision, error) from error
         self._report()
         try:
             for thread in self._threads:
@@ -278,7 +284,7 @@ class _Downloads:
                 if thread.is_alive():
                     thread.join(1)
         if self._error is not None:
-            raise failure(self._plan.repo, self._plan.commit, self._error) from self._error
+            raise failure(self._plan.repo, self._revision, self._error) from self._error
         self._report()
 
     def _report(self) -> None:

@@ -16,7 +16,6 @@ from lily.errors import CheckpointError, DownloadError
 T = TypeVar("T")
 
 _TIMEOUT = 10.0  # seconds without a byte
-_PIECE = 1 << 18
 _PAUSES = (0.5, 1.0, 2.0)  # seconds before a question is asked again
 _HEADS = 8  # at the same time
 
@@ -29,7 +28,7 @@ def list_files(repo: str, revision: str | None, patterns: list[str]) -> tuple[st
     """Return the commit of a revision, and the names of its files that match the patterns."""
     import huggingface_hub
 
-    info = _patiently(lambda: huggingface_hub.HfApi().model_info(repo, revision=revision, timeout=_TIMEOUT))
+    info = patiently(lambda: huggingface_hub.HfApi().model_info(repo, revision=revision, timeout=_TIMEOUT))
     names = [str(sibling.rfilename) for sibling in info.siblings or ()]
     names = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
     return str(info.sha), names
@@ -44,7 +43,7 @@ def describe_files(repo: str, commit: str, names: list[str]) -> list[tuple[str, 
 
     def facts(name: str) -> tuple[str, int | None, str]:
         url = huggingface_hub.hf_hub_url(repo, name, revision=commit)
-        found = _patiently(lambda: huggingface_hub.get_hf_file_metadata(url))
+        found = patiently(lambda: huggingface_hub.get_hf_file_metadata(url))
         return name, found.size, found.etag or ""
 
     with ThreadPoolExecutor(_HEADS) as pool:
@@ -81,31 +80,39 @@ def pieces_of(repo: str, commit: str, name: str, start: int) -> Iterator[tuple[i
 def _opened(url: str, headers: dict[str, str]) -> Iterator[tuple[int, Iterator[bytes]]]:
     utils = _utils()
     session = utils.get_session()
-    if hasattr(session, "stream"):
+    if callable(session.stream):
         with session.stream("GET", url, headers=headers, timeout=_TIMEOUT, follow_redirects=True) as response:
             utils.hf_raise_for_status(response)
-            yield response.status_code, response.iter_bytes(_PIECE)
+            yield response.status_code, response.iter_bytes()
     else:  # huggingface_hub before 1.0 uses requests
         with session.get(url, headers=headers, timeout=_TIMEOUT, stream=True) as response:
             utils.hf_raise_for_status(response)
-            yield response.status_code, response.iter_content(_PIECE)
+            yield response.status_code, response.iter_content(1 << 16)
 
 
-def _patiently(ask: Callable[[], T], pauses: tuple[float, ...] = _PAUSES) -> T:
+def patiently(ask: Callable[[], T], tries: int = 0) -> T:
     """Return the answer to a question, which is asked again while the hub is busy."""
     try:
         return ask()
     except Exception as error:
-        busy = _status(error) in (408, 429) or _status(error) >= 500
-        if not busy or not pauses:
+        status = _status(_root(error))
+        busy = status in (408, 429) or status >= 500
+        if not busy or tries == len(_PAUSES):
             raise
-    time.sleep(pauses[0])
-    return _patiently(ask, pauses[1:])
+    time.sleep(_PAUSES[tries])
+    return patiently(ask, tries + 1)
 
 
 def _status(error: BaseException) -> int:
     """Return the hub's status code, or 0 if it gave none."""
     return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return why huggingface_hub looked into its cache, where that is all it says."""
+    while isinstance(error, _utils().LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return error
 
 
 def _is_final(error: Exception) -> bool:
@@ -122,9 +129,7 @@ def failure(repo: str, revision: str | None, error: BaseException) -> Checkpoint
 
     if isinstance(error, CheckpointError):
         return error
-    while isinstance(error, _utils().LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    reason, text = _explained(repo, error)
+    reason, text = _explained(repo, _root(error))
     at = f" at revision {revision!r}" if revision else ""
     return DownloadError(
         f"{repo}: no such folder, not complete in the hub cache {constants.HF_HUB_CACHE}{at}, "
