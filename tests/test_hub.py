@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import http.server
 import json
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
+from hub_stub import COMMIT, Hub, serve
+from hub_stub import WEIGHTS as MODEL
 from lily.checkpoint import open_checkpoint, resolve
 from lily.errors import CheckpointError, UnsupportedError
 from make_checkpoint import INDEX, Shape, make_checkpoint, tensor_specs
 
-MODEL = "model.safetensors"
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SMALL = Shape(
     vocab=320, hidden=64, layers=2, heads=2, kv_heads=1, delta_key_heads=1, delta_value_heads=2, experts=4,
     experts_used=2, inner=64, shared_inner=64,
@@ -73,70 +71,15 @@ def test_resolve_path_that_does_not_exist(tmp_path: Path) -> None:
         resolve(tmp_path / "file")
 
 
-class Hub(http.server.ThreadingHTTPServer):
-    """Serves one folder as the repository owner/name, as far as downloads need it."""
-
-    folder: Path
-    requests: list[str]
-
-
-class HubHandler(http.server.BaseHTTPRequestHandler):
-    server: Hub
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = self.path.split("?")[0]
-        self.server.requests.append(path)
-        names = sorted(file.name for file in self.server.folder.iterdir())
-        if path.startswith("/api/models/owner/name/revision/"):
-            siblings = [{"rfilename": name} for name in names]
-            self.reply(json.dumps({"id": "owner/name", "sha": COMMIT, "siblings": siblings}).encode())
-        elif path.startswith("/api/models/owner/name/tree/"):
-            sizes = {name: (self.server.folder / name).stat().st_size for name in names}
-            tree = [
-                {"type": "file", "path": name, "size": sizes[name], "oid": f"{name:x<40}"} for name in names
-            ]
-            self.reply(json.dumps(tree).encode())
-        elif path.startswith("/owner/name/resolve/") and path.rsplit("/", 1)[1] in names:
-            self.reply((self.server.folder / path.rsplit("/", 1)[1]).read_bytes(), path.rsplit("/", 1)[1])
-        else:
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-    def reply(self, body: bytes, name: str = "") -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("ETag", f'"{name}"')
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-
 @pytest.fixture
 def hub(pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    server = Hub(("127.0.0.1", 0), HubHandler)
-    server.folder = shutil.copytree(pristine, tmp_path / "served")
-    server.requests = []
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
-    )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serve(pristine, tmp_path / "served") as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        yield server
 
 
 def test_hub_download_then_cache(hub: Hub, capfd: pytest.CaptureFixture[str]) -> None:

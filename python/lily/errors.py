@@ -11,6 +11,21 @@ class CheckpointError(LilyError):
     """The checkpoint is missing, incomplete or damaged."""
 
 
+class DownloadError(CheckpointError):
+    """A checkpoint could not be fetched from the hub.
+
+    Attributes:
+        reason: "offline" (offline mode is on), "no_connection", "no_access" (private, or its conditions are
+            not accepted yet), "not_found" (no such repository or revision), "disk_full", "cache" (the cache
+            cannot be written), "damaged" (what came is not what was announced), or "server" (any other
+            answer of the hub).
+    """
+
+    def __init__(self, text: str, reason: str = "server") -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
 class DeviceError(LilyError):
     """The device is absent, or it reported a failure."""
 

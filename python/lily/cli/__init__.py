@@ -1,4 +1,4 @@
-"""The command line: lily generate | chat | info | score | doctor | bench."""
+"""The command line: lily generate | chat | pull | info | score | doctor | bench."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lily.cli import bench, chat, doctor, generate, info, score
+from lily.cli import bench, chat, doctor, generate, info, pull, score
 from lily.cli.terminal import note
 from lily.errors import LilyError
 
 _EXAMPLES = """examples:
   lily generate "Why is the sky blue?"
   lily chat --model mlx-community/Qwen3.6-35B-A3B-4bit
+  lily pull mlx-community/Qwen3.6-35B-A3B-4bit
   lily info --model ./checkpoint --json
   lily score < page.txt
   lily doctor
@@ -33,7 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (generate, chat, info, score, doctor, bench):
+    for module in (generate, chat, pull, info, score, doctor, bench):
         module.add_parser(commands)
     return parser
 

@@ -133,8 +133,16 @@ def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
+def quiet_hub() -> None:
+    """Keep huggingface_hub from writing to standard error; what matters of it comes as an error."""
+    import logging
+
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+
+
 def open_engine(args: argparse.Namespace, **settings: Any) -> Engine:
     """Load the model, with a progress bar."""
+    quiet_hub()
     bar = ProgressBar(f"loading {args.model}", _MIB, " MiB")
     try:
         return Engine(

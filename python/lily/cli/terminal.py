@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import shutil
 import sys
@@ -68,9 +69,7 @@ class ProgressBar:
         if not self._active or done >= total or total < self._least or now - self._drawn < 0.05:
             return
         self._drawn = now
-        counts = (
-            f"{done / self._scale:.{self._digits()}f}/{total / self._scale:.{self._digits()}f}{self._unit}"
-        )
+        counts = self._counts(done, total)
         room = shutil.get_terminal_size().columns - len(self._label) - len(counts) - 6
         width = max(min(room, 40), 0)
         full = int(width * done / max(total, 1))
@@ -84,5 +83,44 @@ class ProgressBar:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
 
-    def _digits(self) -> int:
-        return 1 if self._scale > 1 else 0
+    def _counts(self, done: int, total: int) -> str:
+        digits = 1 if self._scale > 1 else 0
+        return f"{done / self._scale:.{digits}f}/{total / self._scale:.{digits}f}{self._unit}"
+
+
+class TransferBar(ProgressBar):
+    """A bar for bytes, with speed and the time that is left; where no terminal is, a line now and then."""
+
+    _WINDOW = 8.0  # seconds over which speed is measured
+    _PERIOD = 15.0  # seconds between two lines
+
+    def __init__(self, label: str) -> None:
+        super().__init__(label, 1e9, " GB")
+        self._marks: collections.deque[tuple[float, int]] = collections.deque()
+        self._said = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show that done of total bytes are there."""
+        now = time.monotonic()
+        self._marks.append((now, done))
+        while now - self._marks[0][0] > self._WINDOW:
+            self._marks.popleft()
+        super().__call__(done, total)
+        if not self._active and done < total and now - self._said >= self._PERIOD:
+            self._said = now
+            note(f"{self._label}: {self._counts(done, total)}")
+
+    def _counts(self, done: int, total: int) -> str:
+        text = super()._counts(done, total)
+        (begun, before), (now, _) = self._marks[0], self._marks[-1]
+        if now - begun < 0.5 or done <= before:
+            return text
+        speed = (done - before) / (now - begun)
+        return f"{text}, {speed / 1e6:.1f} MB/s, {duration((total - done) / speed)} left"
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: "40 s", "12 min" or "3.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
