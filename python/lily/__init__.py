@@ -28,9 +28,11 @@ from lily.session import Session
 from lily.stream import Stream
 
 if TYPE_CHECKING:
+    from lily.asynchronous import AsyncStream
     from lily.tokenizer import Detokenizer, Tokenizer
 
 __all__ = [
+    "AsyncStream",
     "CheckpointError",
     "Chunk",
     "ContextFullError",
@@ -58,6 +60,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import what `import lily` should not wait for."""
+    if name == "AsyncStream":
+        from lily.asynchronous import AsyncStream
+
+        return AsyncStream
     if name in ("Detokenizer", "Tokenizer"):
         from lily import tokenizer
 

@@ -72,7 +72,8 @@ class Engine(Unique):
     prefill(), step() and logits act on the engine's own session, which is made when first needed; generate()
     uses it too, or a temporary one while another generation is under way in it. Calls may come from any
     thread. Use it as a context manager, or call close(), to give the memory back at a known time. After
-    fork() it belongs to the parent process; a child has to open its own.
+    fork() it belongs to the parent process; a child has to open its own. But for agenerate() calls wait for
+    the device: in an event loop, use asyncio.to_thread.
 
     Args:
         model: "demo" (a small model that comes with Lily), a folder, or a Hugging Face hub id.
@@ -253,7 +254,7 @@ class Engine(Unique):
         """Return a new session with an empty context.
 
         Raises:
-            LilyError: max_sessions are open already.
+            LilyError: max_sessions are open already; reset() gives back the place of the engine's own.
         """
         return Session(self._core)
 
@@ -323,8 +324,7 @@ class Engine(Unique):
             enable_thinking: False asks for an answer without reasoning (messages only).
             thinking_token_budget: Not implemented yet.
             chat_template_kwargs: Further variables of the chat template (messages only).
-            progress: Called with (done, total) prompt tokens, at first with those that need not be read and
-                then after each chunk of the prompt.
+            progress: Called with (done, total) tokens of the prompt, before its first chunk and after each.
             timeout: Most seconds from the first chunk that is read to the last.
             on_context_full: What to do when prompt and max_tokens are more than the context: "error", or
                 "stop" where it ends, with finish_reason "length". Without max_tokens it is always the latter.
@@ -336,6 +336,7 @@ class Engine(Unique):
             ValueError: An argument or message is wrong.
             TypeError: An argument is unknown, or not the kind of object it has to be.
             ContextFullError: The prompt does not fit in the context, or max_tokens behind it.
+            OutOfMemoryError: memory_limit leaves too few pages of the cache for all replies; by the iterator.
             TimeLimitError: The timeout is over; raised by the iterator.
             LilyError: All sessions are in use, and not by replies of other threads; raised by the iterator.
             UnsupportedError: An argument is not implemented yet.

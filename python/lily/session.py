@@ -37,6 +37,7 @@ class Session(Unique):
 
     Calls may come from any thread; calls on one session run one after the other. Starting a call makes older
     iterators of step() and generate() on the same session raise LilyError, because the state has moved on.
+    But for agenerate() they wait for the device: in an event loop, use asyncio.to_thread.
     """
 
     def __init__(self, core: Core, native: _native.Session | None = None) -> None:
@@ -137,7 +138,8 @@ class Session(Unique):
     def snapshot(self) -> int:
         """Make the present position one that rewind() can go back to, and return it.
 
-        It keeps its memory (snapshot_memory) until the session is rewound to before it, reset or closed.
+        It keeps its memory (snapshot_memory) until the session is rewound to before it, given another prompt
+        by generate(), reset or closed.
 
         Raises:
             OutOfMemoryError: snapshot_memory has no room, even without the snapshots of generate().
