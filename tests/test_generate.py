@@ -142,7 +142,7 @@ def test_generate__tools_reach_the_template(engine: Engine) -> None:
             UnsupportedError,
             "response_format is not implemented",
         ),
-        ({"thinking_token_budget": 5}, UnsupportedError, "thinking_token_budget is not implemented"),
+        ({"thinking_token_budget": -1}, ValueError, "thinking_token_budget must be an integer at least 0"),
         ({"temperature": -1}, ValueError, "temperature must be"),
         ({"max_tokens": 0}, ValueError, "max_tokens must be"),
         ({"stop_token_ids": [4096]}, ValueError, "stop_token_ids: token id 4096"),
@@ -277,3 +277,45 @@ def test_generate__from_several_threads(engine: Engine) -> None:
     for thread in threads:
         thread.join()
     assert [results[seed] for seed in range(3)] == alone
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 1, "presence_penalty": 1.0}])
+@pytest.mark.parametrize("budget", [0, 1, 4, 7])
+def test_generate__a_thinking_budget_closes_reasoning(
+    engine: Engine, budget: int, options: dict[str, Any]
+) -> None:
+    free = list(engine.generate(FRANCE, max_tokens=60, logprobs=True, **options))
+    chunks = list(
+        engine.generate(FRANCE, max_tokens=60, logprobs=True, thinking_token_budget=budget, **options)
+    )
+    ids, close = ids_of(chunks), engine.tokenizer.encode("\n</think>\n\n")
+    assert ids[:budget] == ids_of(free)[:budget]
+    assert ids[budget : budget + len(close)] == close
+    assert text_of(chunks, "reasoning") == engine.tokenizer.decode(ids[:budget]).rstrip("\n")
+    assert text_of(chunks)
+    assert "think>" not in text_of(chunks)
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.reasoning_tokens == budget + 2  # the line break and </think>
+    assert usage.completion_tokens == len(ids)
+    found = [entry.logprob for chunk in chunks for entry in chunk.logprobs or ()]
+    prompt = engine.tokenizer.apply_chat_template(FRANCE, tokenize=True)
+    scores = engine.score([*prompt, *ids]).logprobs[len(prompt) - 1 :]
+    assert found == pytest.approx(scores.tolist(), abs=0.02)
+
+
+def test_generate__a_thinking_budget_that_is_not_used_up_changes_nothing(engine: Engine) -> None:
+    options: dict[str, Any] = {"max_tokens": 60, "seed": 3}
+    assert ids_of(list(engine.generate(FRANCE, thinking_token_budget=1000, **options))) == ids_of(
+        list(engine.generate(FRANCE, **options))
+    )
+    plain = list(engine.generate(FRANCE, enable_thinking=False, **options))
+    assert ids_of(
+        list(engine.generate(FRANCE, enable_thinking=False, thinking_token_budget=0, **options))
+    ) == ids_of(plain)
+
+
+def test_generate__a_thinking_budget_respects_max_tokens(engine: Engine) -> None:
+    chunks = list(engine.generate(FRANCE, max_tokens=4, thinking_token_budget=3, temperature=0))
+    assert len(ids_of(chunks)) == 4
+    assert chunks[-1].finish_reason == "length"

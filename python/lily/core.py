@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lily.admission import Admission
 from lily.errors import ContextFullError, LilyError, UnsupportedError
-from lily.sampling import SamplingOptions, SamplingParams, check_float
+from lily.sampling import SamplingOptions, SamplingParams, check_float, check_int
 from lily.stream import ProcessLock
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Request:
     timeout: float | None = None  # seconds, from the first chunk that is read
     on_context_full: ContextPolicy = "error"
     tools: tuple[Tool, ...] = ()  # whose calls are looked for in the reply
+    thinking_token_budget: int | None = None
 
 
 class Core:
@@ -144,12 +145,12 @@ class Core:
         self.native()
         refused = {
             "response_format": response_format,
-            "thinking_token_budget": thinking_token_budget,
         }
         for name, value in refused.items():
             if value is not None:
                 raise UnsupportedError(f"{name} is not implemented yet; leave it out")
         check_progress(progress)
+        check_int("thinking_token_budget", thinking_token_budget, 0, None)
         check_float("timeout", timeout, 0.0, MAX_TIMEOUT)
         if on_context_full not in ("error", "stop"):
             raise ValueError(f"on_context_full must be 'error' or 'stop', not {on_context_full!r}")
@@ -165,7 +166,9 @@ class Core:
             raise ValueError(f"{next(iter(template))} goes with a prompt of messages only")
         else:
             ids = None if prompt is None else self.token_ids(prompt)
-        request = Request(ids, params, progress, timeout, on_context_full, callable_tools)
+        request = Request(
+            ids, params, progress, timeout, on_context_full, callable_tools, thinking_token_budget
+        )
         if ids is not None:
             self.check_room(len(ids), request)
         return request

@@ -322,7 +322,7 @@ class Engine(Unique):
             tool_choice: "auto", the default, or "none": the tools stay in the prompt, but are not called.
             response_format: Not implemented yet.
             enable_thinking: False asks for an answer without reasoning (messages only).
-            thinking_token_budget: Not implemented yet.
+            thinking_token_budget: Most tokens of reasoning; after these it is closed, as if by the model.
             chat_template_kwargs: Further variables of the chat template (messages only).
             progress: Called with (done, total) tokens of the prompt, before its first chunk and after each.
             timeout: Most seconds from the first chunk that is read to the last.

@@ -74,6 +74,16 @@ class ReplyStream:
                 return False
         return False
 
+    @property
+    def at_line_end(self) -> bool:
+        """Whether reasoning so far ends with a line break."""
+        return self.kind == "reasoning" and bool(self._held)
+
+    @property
+    def inside_character(self) -> bool:
+        """Whether some bytes of the last character are still to come."""
+        return self._detokenizer.inside_character
+
     def add(self, index: int) -> list[Piece]:
         """Take one token id and return the pieces that are certain with it."""
         if index == self._open and self.kind == "text" and not (self._call and self._call.begun):
@@ -177,3 +187,26 @@ class ReplyStream:
             if len(text) >= length and any(stop.startswith(text[-length:]) for stop in self._stop):
                 return len(text) - length
         return len(text)
+
+
+class ThinkingBudget:
+    """Ends reasoning that has used up its tokens, in the form that the chat template writes.
+
+    Args:
+        tokenizer: Tokenizer of the checkpoint.
+        budget: Most tokens of reasoning; None is no limit.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, budget: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._budget = budget
+        self._left: list[int] = []
+
+    def forced(self, reply: ReplyStream, used: int) -> int | None:
+        """Return the token that has to come next after `used` tokens of reasoning, or None if any may."""
+        if not self._left:
+            over = self._budget is not None and used >= self._budget and reply.kind == "reasoning"
+            if not over or reply.inside_character:
+                return None
+            self._left = self._tokenizer.encode("</think>\n\n" if reply.at_line_end else "\n</think>\n\n")
+        return self._left.pop(0)

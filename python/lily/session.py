@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lily.reply import Piece
     from lily.tokenizer import Detokenizer
 
+_CERTAIN = 1e9  # a bias beyond all logits
 _OUT_OF_DATE = "this iterator is out of date: another call on its session has started since"
 
 
@@ -374,7 +375,7 @@ class Session(Unique):
             yield Token(index, logprob, text)
 
     def _reply(self, request: Request, flag: Flag) -> Iterator[Chunk]:
-        from lily.reply import Piece, ReplyStream  # slow to import
+        from lily.reply import Piece, ReplyStream, ThinkingBudget  # slow to import
 
         meter = Meter()
         epoch, reuse = self._begin(request.params, flag, request.ids)
@@ -396,6 +397,7 @@ class Session(Unique):
         params = request.params
         context = self._native.tokens().tolist()
         reply = ReplyStream(self._core.tokenizer, context, params.stop or (), request.tools)
+        budget = ThinkingBudget(self._core.tokenizer, request.thinking_token_budget)
         ends = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self._core.eos_ids)
         limit = min(params.max_tokens or self._core.context, self._core.context - self.position)
         unread: list[TokenLogprob] = []
@@ -408,7 +410,11 @@ class Session(Unique):
                 self._check_current(epoch)
                 meter.start()
                 top = self._top(params.top_logprobs)
-                step = self._native.step(limit - meter.completion - 1, flag)
+                forced = budget.forced(reply, meter.reasoning)
+                if forced is None:
+                    step = self._native.step(limit - meter.completion - 1, flag)
+                else:
+                    step = self._force(forced, params, flag)
                 if step is None:  # over before its turn came
                     continue
                 index, logprob = step
@@ -433,6 +439,15 @@ class Session(Unique):
             unread = []
         last = _chunk(final, unread, params)
         yield dataclasses.replace(last, finish_reason=finish, usage=meter.usage())
+
+    def _force(self, index: int, params: SamplingParams, flag: Flag) -> tuple[int, float] | None:
+        """Have a step choose this token; its log probability is the true one, and penalties count it."""
+        greedy = SamplingParams(temperature=0).native()
+        self._native.set_sampling(**{**greedy, "logit_bias": {index: _CERTAIN}})
+        try:
+            return self._native.step(0, flag)
+        finally:
+            self._native.set_sampling(**params.native())
 
     def _begin(self, params: SamplingParams, flag: Flag, ids: Ids | None) -> tuple[int, Reuse]:
         """Make this call the session's current one and return its epoch; one that is over changes nothing.

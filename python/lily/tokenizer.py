@@ -275,6 +275,11 @@ class Detokenizer:
         """Take one token id and return the text that is complete with it, which may be empty."""
         return self._decoder.decode(self._tokenizer.token_bytes(index, self._skip))
 
+    @property
+    def inside_character(self) -> bool:
+        """Whether some bytes of the last character are still to come."""
+        return bool(self._decoder.getstate()[0])
+
     def flush(self) -> str:
         """Return what is held back (an incomplete character as U+FFFD) and start afresh."""
         text = self._decoder.decode(b"", final=True)
