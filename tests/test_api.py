@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import inspect
 import itertools
 import statistics
 import subprocess
@@ -27,6 +28,8 @@ from lily import (
     SamplingParams,
     Session,
 )
+from lily.core import GenerateOptions
+from lily.sampling import SamplingOptions
 from replies import FRANCE_PROMPT, STORY
 
 # Opening and closing
@@ -512,3 +515,10 @@ def test_score__one_token_and_wrong_top(engine: Engine) -> None:
     for top in (-1, 129, True, 1.5, None, "2"):
         with pytest.raises(ValueError, match="top_logprobs must be"):
             engine.score(STORY, top_logprobs=top)  # type: ignore[arg-type]
+
+
+def test_generate_options__are_the_arguments_of_generate() -> None:
+    named = GenerateOptions.__annotations__.keys() - SamplingOptions.__annotations__.keys()
+    for generate, more in ((Session.generate, set()), (Engine.generate, {"session"})):
+        arguments = inspect.signature(generate).parameters.values()
+        assert {found.name for found in arguments if found.kind is found.KEYWORD_ONLY} == named | more

@@ -403,7 +403,7 @@ def test_asyncio__errors_and_ends(small: Engine) -> None:
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
         with pytest.raises(TypeError, match="unexpected"):
-            await anext(small.agenerate(STORY, no_such_option=1))
+            await anext(small.agenerate(STORY, no_such_option=1))  # type: ignore[call-arg]
         ended = small.agenerate(STORY, max_tokens=2)
         assert [chunk async for chunk in ended]
         for _ in range(2):

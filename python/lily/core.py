@@ -31,6 +31,20 @@ MAX_TIMEOUT = 1e9
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize")
 
 
+class GenerateOptions(SamplingOptions, total=False):
+    """The keyword arguments of Session.generate()."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    response_format: Mapping[str, Any] | None
+    enable_thinking: bool | None
+    thinking_token_budget: int | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    progress: Progress | None
+    timeout: float | None
+    on_context_full: ContextPolicy
+
+
 @dataclass(frozen=True)
 class Request:
     """A checked call of generate(). ids None: go on from what the session holds."""

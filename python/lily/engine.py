@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lily.core import ContextPolicy, Core, Ids, Messages, Progress, Request, TokenIds, check_progress
+from lily.core import (
+    ContextPolicy,
+    Core,
+    GenerateOptions,
+    Ids,
+    Messages,
+    Progress,
+    Request,
+    TokenIds,
+    check_progress,
+)
 from lily.errors import CheckpointError, OutOfMemoryError, TimeLimitError
 from lily.files import named
 from lily.prefill import Prefill
@@ -368,7 +378,9 @@ class Engine(Unique):
         self,
         prompt: str | TokenIds | Messages | None = None,
         sampling: SamplingParams | None = None,
-        **options: Any,
+        *,
+        session: Session | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> AsyncStream:
         """Answer a prompt, for asyncio: `async for chunk in engine.agenerate(...)`.
 
@@ -378,7 +390,7 @@ class Engine(Unique):
         """
         from lily.asynchronous import AsyncStream
 
-        return AsyncStream(lambda: self.generate(prompt, sampling, **options))
+        return AsyncStream(lambda: self.generate(prompt, sampling, session=session, **options))
 
     def load_session(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> Session:
         """Return a new session with what Session.save() wrote.

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lily.core import ContextPolicy, Core, Ids, Messages, Progress, Request, TokenIds, check_progress
+from lily.core import (
+    ContextPolicy,
+    Core,
+    GenerateOptions,
+    Ids,
+    Messages,
+    Progress,
+    Request,
+    TokenIds,
+    check_progress,
+)
 from lily.errors import ContextFullError, LilyError, TimeLimitError
 from lily.prefill import Prefill, Prompt
 from lily.results import Chunk, Finish, Meter, Token, TokenLogprob
@@ -297,7 +307,7 @@ class Session(Unique):
         self,
         prompt: str | TokenIds | Messages | None = None,
         sampling: SamplingParams | None = None,
-        **options: Any,
+        **options: Unpack[GenerateOptions],
     ) -> AsyncStream:
         """Answer a prompt, for asyncio: generate() as an asynchronous iterator. See Engine.agenerate()."""
         from lily.asynchronous import AsyncStream
