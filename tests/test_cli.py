@@ -5,21 +5,18 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from lily.cli import main
 from lily.cli.terminal import ProgressBar
+from program import Terminal, start
 
-PROGRAM = [sys.executable, "-m", "lily"]
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 
@@ -220,11 +217,6 @@ def test_chat__full_context_is_not_the_end(
     assert out == ANSWER + "\n"
 
 
-def start(arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", **options.pop("env", {})}
-    return subprocess.Popen([*PROGRAM, *arguments], env=environment, **options)
-
-
 def test_program__ctrl_c_is_130(device: str) -> None:
     arguments = ["generate", "--raw", "Once upon a time", "--ignore-eos", "--device", device]
     with start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -278,51 +270,6 @@ def test_program__closed_streams(command: str, status: int, text: str) -> None:
     shell = ["sh", "-c", f'"$0" -m lily {command}', sys.executable]
     result = subprocess.run(shell, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (status, text)
-
-
-class Terminal:
-    """A program on a pseudo-terminal."""
-
-    def __init__(self, *arguments: str, **env: str) -> None:
-        self._fd, child = pty.openpty()
-        self._process = start(
-            arguments, stdin=child, stdout=child, stderr=child, env=env, start_new_session=True
-        )
-        os.close(child)
-        self.shown = ""
-        self._seen = 0
-
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        os.close(self._fd)
-
-    def read_until(self, text: str, seconds: float = 30) -> None:
-        """Read until the text was shown, after the text that was waited for before."""
-        end = time.monotonic() + seconds
-        while (at := self.shown.find(text, self._seen)) < 0:
-            assert time.monotonic() < end, f"{text!r} did not come: {self.shown!r}"
-            if select.select([self._fd], [], [], 0.1)[0]:
-                self.shown += os.read(self._fd, 4096).decode(errors="replace")
-        self._seen = at + len(text)
-
-    def write(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def interrupt(self) -> None:
-        self._process.send_signal(signal.SIGINT)
-
-    def finish(self) -> int:
-        """Read the rest and return the exit status."""
-        try:
-            while data := os.read(self._fd, 4096):
-                self.shown += data.decode(errors="replace")
-        except OSError:  # how Linux reports that the other end is closed
-            pass
-        return self._process.wait(60)
 
 
 def test_terminal__chat_survives_ctrl_c(device: str) -> None:

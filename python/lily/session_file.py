@@ -6,20 +6,17 @@ every tensor.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
-import stat
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lily.errors import CheckpointError, ContextFullError, LilyError
 from lily.files import identity, open_regular
+from lily.replacing import replacing
 from lily.tensor_files import StoredTensor, read_header_and_metadata
 
 if TYPE_CHECKING:
@@ -51,7 +48,7 @@ def save(
     start = len(_header(parts, crcs, metadata))
     total = sum(part[3] for part in parts)
     done = 0
-    with _replacing(path) as file:
+    with replacing(path) as file:
         file.seek(start)
         for i, (_, _, _, size) in enumerate(parts):
             for at in range(0, size, _PIECE):
@@ -79,52 +76,6 @@ def _header(parts: list[Part], crcs: list[int], metadata: dict[str, str]) -> byt
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-@contextlib.contextmanager
-def _replacing(given: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of another one when it is complete, and never otherwise.
-
-    A link stays one, and so do the permissions of the file that it leads to.
-    """
-    path = Path(os.path.realpath(given))
-    mode = _replaceable(path, os.fspath(given))
-    beside = path.with_name(f".lily-{os.getpid()}-{os.urandom(6).hex()}.part")
-    try:
-        with open(beside, "xb") as file:
-            if mode is not None:
-                os.fchmod(file.fileno(), mode)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        if isinstance(error, OSError) and error.filename == str(beside):
-            raise OSError(error.errno, error.strerror, os.fspath(given)) from error
-        raise
-    with contextlib.suppress(OSError):  # not every file system can do this with a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _replaceable(path: Path, given: str) -> int | None:
-    """Return the permissions of the file that is there, if any; OSError if it is no regular file."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        if not given.endswith(os.sep):
-            return None
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), given) from None
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), given)
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "not a regular file", given)
-    return stat.S_IMODE(mode)
 
 
 def load(

@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         args = _parse(argv)
+        _quiet_hub()
         return int(args.run(args))
 
     return guarded(run)
@@ -85,6 +86,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         sys.stdout.flush()
         raise
     return args
+
+
+def _quiet_hub() -> None:
+    """Keep huggingface_hub from writing to standard error; what matters of it comes as an error."""
+    import logging
+
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
 
 
 def _drop_output() -> None:

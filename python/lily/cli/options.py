@@ -117,6 +117,23 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stop", action="append", metavar="TEXT", help="end the answer at TEXT (repeatable)")
 
 
+def add_thinking_options(parser: argparse.ArgumentParser) -> None:
+    """Add --no-thinking and --thinking-budget."""
+    parser.add_argument("--no-thinking", action="store_true", help="answer without reasoning first")
+    budget = whole(0, MAX_CONTEXT)
+    parser.add_argument("--thinking-budget", type=budget, metavar="N", help="most tokens of reasoning")
+
+
+def thinking_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what was said about thinking, as arguments of generate()."""
+    options: dict[str, Any] = {}
+    if args.no_thinking:
+        options["enable_thinking"] = False
+    if args.thinking_budget is not None:
+        options["thinking_token_budget"] = args.thinking_budget
+    return options
+
+
 def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the sampling parameters that were given, as arguments of generate()."""
     options: dict[str, Any] = {}
@@ -133,16 +150,8 @@ def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def quiet_hub() -> None:
-    """Keep huggingface_hub from writing to standard error; what matters of it comes as an error."""
-    import logging
-
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
-
-
 def open_engine(args: argparse.Namespace, **settings: Any) -> Engine:
     """Load the model, with a progress bar."""
-    quiet_hub()
     bar = ProgressBar(f"loading {args.model}", _MIB, " MiB")
     try:
         return Engine(

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lily.cli.options import add_command, quiet_hub
+from lily.cli.options import add_command
 from lily.cli.terminal import TransferBar, duration, is_terminal, note
 from lily.errors import DownloadError
 from lily.hub import FILES, cached, local_folder
@@ -48,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
     if folder is not None:
         note(f"{args.model} is on this machine, there is nothing to download")
         return _finish(args, folder, {"bytes_downloaded": 0})
-    quiet_hub()
     from lily.download import plan_download
 
     try:
