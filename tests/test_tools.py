@@ -262,3 +262,17 @@ def test_tool_choice__names_a_tool() -> None:
 def test_tools__names_that_no_call_can_have_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="a name is not empty and has no <, >"):
         tools_of([{"function": {"name": name}}])
+
+
+@pytest.mark.parametrize("text", ["a\n\n<tool", "a\n\n<tool_call>\n<function=weather>"])
+def test_stop__within_what_may_become_a_call_loses_nothing(tokenizer: Tokenizer, text: str) -> None:
+    for split in range(len(text) + 1):
+        ids = [index for part in (text[:split], text[split:]) for index in tokenizer.encode(part)]
+        stream = ReplyStream(tokenizer, [], ["tool"], [Tool("weather", {})])
+        pieces = []
+        for index in ids:
+            pieces += stream.add(index)
+            if stream.stopped:
+                break
+        assert stream.stopped
+        assert "".join(piece.text for piece in pieces + stream.finish()) == "a\n\n<"

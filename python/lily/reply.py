@@ -133,12 +133,12 @@ class ReplyStream:
         text = self._held + piece
         if self.kind == "reasoning":
             cut = len(text.rstrip("\n"))
-        elif self._tools:
-            if (at := text.find(OPEN)) >= 0:
-                return self._begin_call(text, at)
-            cut = min(self._find_stop(text), self._find_call(text))
+        elif self._tools and (at := text.find(OPEN)) >= 0:
+            return self._begin_call(text, at)
         else:
             cut = self._find_stop(text)
+            if self._tools and not self.stopped:
+                cut = min(cut, self._find_call(text))
         self._held = "" if self.stopped else text[cut:]
         return [Piece(self.kind, text[:cut])] if cut else []
 
@@ -199,7 +199,7 @@ class ThinkingBudget:
 
     def __init__(self, tokenizer: Tokenizer, budget: int | None) -> None:
         self._tokenizer = tokenizer
-        self._budget = budget
+        self._budget = None if tokenizer.token_id("</think>") is None else budget  # else it never closes
         self._left: list[int] = []
 
     def forced(self, reply: ReplyStream, used: int) -> int | None:
