@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for module in (generate, chat, pull, info, score, doctor, bench):
         module.add_parser(commands)
     return parser
@@ -79,9 +79,13 @@ def guarded(run: Callable[[], int]) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     try:
-        args, rest = make_parser().parse_known_args(argv)
+        parser = make_parser()
+        args, rest = parser.parse_known_args(argv)
+        if not hasattr(args, "run") and not rest:
+            parser.print_help(sys.stderr)
+            parser.exit(2)
         if rest:  # said by the command's own parser, with its usage
-            args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            getattr(args, "parser", parser).error(f"unrecognized arguments: {' '.join(rest)}")
     except SystemExit:  # help and version are output like any other, and may not find room
         sys.stdout.flush()
         raise

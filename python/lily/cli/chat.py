@@ -21,7 +21,7 @@ from lily.cli.options import (
     sampling_of,
     thinking_of,
 )
-from lily.cli.reply import Reply, speed_line
+from lily.cli.reply import Reply, brief_line
 from lily.cli.terminal import ProgressBar, dim, is_terminal, note
 from lily.engine import Engine
 from lily.errors import ContextFullError, LilyError, OutOfMemoryError
@@ -37,9 +37,9 @@ _COMMANDS = {
     "/help": ("", "shows this"),
     "/quit": ("", "ends the program"),
 }
-_KEYS = """Ctrl-C stops an answer; at the prompt, Ctrl-C twice or Ctrl-D ends the program. A line that ends
-with a backslash goes on in the next one; three double quotes begin and end a text of several lines. // at
-the beginning is a / that begins no command."""
+_KEYS = """Ctrl-C stops an answer; at the prompt, Ctrl-C twice or Ctrl-D ends the program.
+A line that ends with a backslash goes on in the next one. Three double quotes
+begin and end a text of several lines. // at the beginning is a plain /."""
 _EXAMPLES = """  lily chat
   lily chat --model mlx-community/Qwen3.6-35B-A3B-4bit --system "Answer in French."
   printf 'What is the capital of France?\\nAnd of Spain?\\n' | lily chat --json
@@ -167,7 +167,7 @@ class _Chat:
     def _explain(self, reply: Reply) -> None:
         reply.explain_end(self._options.get("max_tokens"))
         if is_terminal(sys.stderr) and is_terminal(sys.stdin):
-            text = "(stopped)" if reply.usage is None else speed_line(reply.usage)
+            text = "(stopped)" if reply.usage is None else brief_line(reply.usage)
             print(dim(text, sys.stderr), file=sys.stderr)
 
     def _reset(self, _: str) -> None:

@@ -89,8 +89,8 @@ class Conversation:
             found = json.loads(read_file(path, MAX_JSON_BYTES))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: is no conversation, bad JSON ({error})") from error
-        record = found if isinstance(found, dict) else {"format": _FORMAT, "messages": found}
-        if record.get("format") != _FORMAT:
+        record = {"format": _FORMAT, "messages": found} if isinstance(found, list) else found
+        if not isinstance(record, dict) or record.get("format") != _FORMAT:
             raise ValueError(f"{path}: is no conversation of lily chat, nor a list of messages")
         thinking = record.get("thinking", self.thinking)
         try:

@@ -100,6 +100,8 @@ def _prepare(readline: Any, commands: Sequence[str]) -> None:
     readline.set_completer(_completer(readline, commands))
     old = "libedit" in (readline.__doc__ or "")
     readline.parse_and_bind("bind ^I rl_complete" if old else "tab: complete")
+    if not old:  # a pasted text is one message, whatever lines it has
+        readline.parse_and_bind("set enable-bracketed-paste on")
 
 
 def _completer(readline: Any, commands: Sequence[str]) -> Callable[[str, int], str | None]:

@@ -119,15 +119,21 @@ class Reply:
 
     def _show(self, text: str) -> None:
         if not self._quiet:
+            self._open = True  # before Ctrl-C can come in between
             print(text, end="", flush=True)
-            self._open = True
 
 
 def speed_line(usage: Usage) -> str:
     """Return the counts and speed of an answer in one line."""
-    known = f" ({usage.cached_tokens} known)" if usage.cached_tokens else ""
     return (
-        f"prompt {usage.prompt_tokens} tokens{known}, {usage.prompt_tps:.0f} tok/s; "
+        f"prompt {usage.prompt_tokens} tokens, {usage.prompt_tps:.0f} tok/s; "
         f"answer {usage.completion_tokens} tokens, {usage.generation_tps:.1f} tok/s; "
         f"first token after {usage.ttft:.2f} s"
     )
+
+
+def brief_line(usage: Usage) -> str:
+    """Return the same for one answer of many, with what of the prompt did not have to be read again."""
+    known = f" ({usage.cached_tokens} known)" if usage.cached_tokens else ""
+    speed = f"{usage.completion_tokens} written at {usage.generation_tps:.1f} tok/s"
+    return f"{usage.prompt_tokens} tokens read{known}, {speed}, first after {usage.ttft:.2f} s"

@@ -58,7 +58,7 @@ class ProgressBar:
         self._unit = unit
         self._least = least
         self._stream = sys.stderr
-        self._active = is_terminal(self._stream)
+        self._active = is_terminal(self._stream) and os.environ.get("TERM") != "dumb"
         self._drawn = 0.0  # when the bar that is on the screen was drawn; 0 if there is none
 
     def __call__(self, done: int, total: int) -> None:
