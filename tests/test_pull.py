@@ -50,7 +50,7 @@ def folder(hub: Hub) -> Path:
 def test_pull__prints_the_folder(hub: Hub, device: str) -> None:
     status, out, err = run(hub, "pull", NAME)
     assert (status, out) == (0, f"{folder(hub)}\n")
-    assert err.startswith("lily: downloaded 0.01 GB in ")
+    assert err.startswith("lily: downloaded 12.8 MB in ")
     assert err.count("\n") == 1
     status, out, err = run(hub, "pull", NAME)
     assert (status, out) == (0, f"{folder(hub)}\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lily.cli.options import add_command
-from lily.cli.terminal import TransferBar, duration, is_terminal, note
+from lily.cli.terminal import TransferBar, duration, is_terminal, note, size_text
 from lily.errors import DownloadError
 from lily.hub import FILES, cached, local_folder
 
@@ -87,7 +87,7 @@ def _foresee(args: argparse.Namespace, plan: Plan, bad: Collection[RemoteFile]) 
     else:
         for record in _files(plan, bad):
             print(f"{record['size'] / 1e6:12.2f} MB  {record['state']:8} {record['name']}")
-        print(f"{needed / 1e9:.2f} of {plan.bytes_total / 1e9:.2f} GB would be downloaded to {plan.store}")
+        print(f"{size_text(needed)} of {size_text(plan.bytes_total)} would be downloaded to {plan.store}")
     check_disk(plan)
     return 0
 
@@ -111,7 +111,7 @@ def _fetch(args: argparse.Namespace, plan: Plan, bad: Collection[RemoteFile]) ->
     open_checkpoint(folder)
     seconds = time.monotonic() - begun
     if needed:
-        note(f"downloaded {needed / 1e9:.2f} GB in {duration(seconds)}")
+        note(f"downloaded {size_text(needed)} in {duration(seconds)}")
     else:
         note(f"{args.model} is complete and the newest of its revision, there was nothing to download")
     return _finish(args, folder, {**_facts(args, plan, ()), "bytes_downloaded": needed, "seconds": seconds})

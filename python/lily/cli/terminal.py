@@ -95,7 +95,7 @@ class TransferBar(ProgressBar):
     _PERIOD = 15.0  # seconds between two lines
 
     def __init__(self, label: str) -> None:
-        super().__init__(label, 1e9, " GB")
+        super().__init__(label)
         self._marks: collections.deque[tuple[float, int]] = collections.deque()
         self._said = time.monotonic()
 
@@ -111,12 +111,24 @@ class TransferBar(ProgressBar):
             note(f"{self._label}: {self._counts(done, total)}")
 
     def _counts(self, done: int, total: int) -> str:
-        text = super()._counts(done, total)
+        unit = size_unit(total)
+        text = f"{done / unit[0]:.1f}/{total / unit[0]:.1f} {unit[1]}"
         (begun, before), (now, _) = self._marks[0], self._marks[-1]
         if now - begun < 0.5 or done <= before:
             return text
         speed = (done - before) / (now - begun)
         return f"{text}, {speed / 1e6:.1f} MB/s, {duration((total - done) / speed)} left"
+
+
+def size_unit(size: int) -> tuple[float, str]:
+    """Return the unit for a number of bytes, and its name."""
+    return (1e9, "GB") if size >= 1e9 else (1e6, "MB")
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes for people: "12.5 MB" or "19.0 GB"."""
+    scale, name = size_unit(size)
+    return f"{size / scale:.1f} {name}"
 
 
 def duration(seconds: float) -> str:
