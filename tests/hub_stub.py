@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.server
 import json
@@ -9,8 +10,12 @@ import shutil
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
+from huggingface_hub import constants
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = "model.safetensors"
@@ -167,3 +172,15 @@ def digest(data: bytes) -> str:
 def serve(source: Path, place: Path) -> Hub:
     """Serve a copy of a checkpoint's folder, which tests may change."""
     return Hub(shutil.copytree(source, place))
+
+
+@contextlib.contextmanager
+def only_hub(source: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Serve a folder as the hub of this process, which begins with an empty cache."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(place / "cache"))
+    with serve(source, place / "served") as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        yield hub

@@ -19,6 +19,7 @@ from lily.tensor_files import read_header
 from make_checkpoint import (
     FULL_SIZE,
     INDEX,
+    SMALL,
     Shape,
     config_json,
     make_checkpoint,
@@ -27,10 +28,6 @@ from make_checkpoint import (
     write_safetensors,
 )
 
-SMALL = Shape(
-    vocab=320, hidden=64, layers=2, heads=2, kv_heads=1, delta_key_heads=1, delta_value_heads=2, experts=4,
-    experts_used=2, inner=64, shared_inner=64,
-)  # fmt: skip
 SHARD = "model-00002-of-00003.safetensors"
 MODEL = "model.safetensors"
 NORM = "language_model.model.layers.0.input_layernorm.weight"

@@ -13,19 +13,15 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import constants
 
-from hub_stub import COMMIT, WEIGHTS, Hub, digest, serve
+from hub_stub import COMMIT, WEIGHTS, Hub, digest, only_hub
 from lily import download, hub_access
 from lily.checkpoint import open_checkpoint, resolve
 from lily.download import damaged, plan_download
 from lily.errors import CheckpointError, DownloadError
 from lily.hub import FILES, cached
-from make_checkpoint import Shape, make_checkpoint, tensor_specs
+from make_checkpoint import SMALL, make_checkpoint, tensor_specs
 
 NAME = "owner/name"
-SMALL = Shape(
-    vocab=320, hidden=64, layers=2, heads=2, kv_heads=1, delta_key_heads=1, delta_value_heads=2, experts=4,
-    experts_used=2, inner=64, shared_inner=64,
-)  # fmt: skip
 
 
 class StopError(Exception):
@@ -42,12 +38,7 @@ def hub(pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(download, "_PAUSES", (0.01, 0.01))
     monkeypatch.setattr(hub_access, "_PAUSES", (0.01, 0.01))
     monkeypatch.setattr(download, "_TICK", 0.01)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with serve(pristine, tmp_path / "served") as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
+    with only_hub(pristine, tmp_path, monkeypatch) as server:
         yield server
 
 

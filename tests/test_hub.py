@@ -12,16 +12,11 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from hub_stub import COMMIT, Hub, serve
+from hub_stub import COMMIT, Hub, only_hub
 from hub_stub import WEIGHTS as MODEL
 from lily.checkpoint import open_checkpoint, resolve
 from lily.errors import CheckpointError, UnsupportedError
-from make_checkpoint import INDEX, Shape, make_checkpoint, tensor_specs
-
-SMALL = Shape(
-    vocab=320, hidden=64, layers=2, heads=2, kv_heads=1, delta_key_heads=1, delta_value_heads=2, experts=4,
-    experts_used=2, inner=64, shared_inner=64,
-)  # fmt: skip
+from make_checkpoint import INDEX, SMALL, make_checkpoint, tensor_specs
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +68,7 @@ def test_resolve_path_that_does_not_exist(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hub(pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with serve(pristine, tmp_path / "served") as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
+    with only_hub(pristine, tmp_path, monkeypatch) as server:
         yield server
 
 

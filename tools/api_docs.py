@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import copy
 import re
 import sys
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ def definitions() -> dict[str, Definition]:
 
 def signature(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef, bound: bool) -> str:
     """Return a call as it is written, one argument a line if it is long."""
-    arguments = node.args
+    arguments = copy.copy(node.args)
     if bound and (arguments.posonlyargs or arguments.args):
         arguments.args = arguments.args[1:]
     result = "" if node.returns is None or name[0].isupper() else f" -> {ast.unparse(node.returns)}"

@@ -157,12 +157,8 @@ class Core:
     ) -> Request:
         """Check the arguments of generate() and turn the prompt into token ids."""
         self.native()
-        refused = {
-            "response_format": response_format,
-        }
-        for name, value in refused.items():
-            if value is not None:
-                raise UnsupportedError(f"{name} is not implemented yet; leave it out")
+        if response_format is not None:
+            raise UnsupportedError("response_format is not implemented yet; leave it out")
         check_progress(progress)
         check_int("thinking_token_budget", thinking_token_budget, 0, None)
         check_float("timeout", timeout, 0.0, MAX_TIMEOUT)

@@ -132,6 +132,9 @@ class _Chat:
         if rest.strip() and not _COMMANDS[name][0]:
             note(f"{name} takes nothing behind it")
             return
+        if not rest.strip() and "FILE" in _COMMANDS[name][0]:
+            note(f"{name} takes the name of a file")
+            return
         action(rest.strip())
 
     def _answer(self, question: str) -> None:
@@ -193,9 +196,6 @@ class _Chat:
         _say(f"thinking is {text}")
 
     def _save(self, text: str) -> None:
-        if not text:
-            note("/save takes the name of a file")
-            return
         try:
             self._conversation.save(_path(text))
         except (OSError, ValueError) as error:
@@ -204,9 +204,6 @@ class _Chat:
             _say(f"{len(self._conversation.messages)} messages are in {text}")
 
     def _load(self, text: str) -> None:
-        if not text:
-            note("/load takes the name of a file")
-            return
         try:
             model = self._conversation.load(_path(text), self._check)
         except (LilyError, ValueError) as error:

@@ -50,7 +50,8 @@ class Reply:
                 self.end_line()
                 note(f"warning: {chunk.warning}")
             if chunk.logprobs is not None:
-                self.logprobs = [*(self.logprobs or ()), *chunk.logprobs]
+                self.logprobs = self.logprobs or []
+                self.logprobs += chunk.logprobs
             self.token_ids += chunk.token_ids
             self.finish_reason = chunk.finish_reason
             self.usage = chunk.usage

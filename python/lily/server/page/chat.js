@@ -181,6 +181,9 @@ function progress(note) {
   if (total) setStatus(`Reading the conversation: ${Math.floor((100 * done) / total)} %`);
 }
 
+// What to say of an error; fetch() throws a TypeError where there is no connection.
+const reason = (error) => (error instanceof TypeError ? "the server cannot be reached" : error.message);
+
 async function answer() {
   const reply = new Reply();
   const controller = new AbortController();
@@ -219,7 +222,7 @@ async function answer() {
     if (controller.signal.aborted) setStatus("Stopped.");
     else {
       setStatus("Failed.");
-      reply.fail(error instanceof TypeError ? "the server cannot be reached" : error.message);
+      reply.fail(reason(error));
     }
   }
   setRunning(null);
@@ -272,7 +275,7 @@ async function findModel() {
     document.title = `Lily: ${model}`;
     setStatus("");
   } catch (error) {
-    setStatus(error instanceof TypeError ? "The server cannot be reached." : error.message);
+    setStatus(reason(error));
   }
 }
 
